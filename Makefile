@@ -1,0 +1,48 @@
+# Everything runs in .venv of this checkout; the first target that needs it sets it up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := $(wildcard iglu/kernels/cpu/*)
+
+.PHONY: help demo test check-all lint wheel clean
+
+help:
+	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
+	@echo "make test       set up, then the tests"
+	@echo "make lint       ruff and mypy"
+	@echo "make check-all  lint, the tests, and what takes minutes"
+	@echo "make wheel      build the wheel and check it in a fresh environment"
+	@echo "make clean      remove what was built"
+
+# torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
+$(VENV)/torch.stamp: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools torch
+	@touch $@
+
+# Without build isolation, so that the extensions are built for the torch that is there.
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(SOURCES)
+	$(PIP) --no-build-isolation --editable '.[lab]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(PIP) --no-build-isolation --editable '.[lab,hf,timm,onnx,dev]'
+	@touch $@
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/iglu demo
+
+test: $(VENV)/test.stamp
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check-all: lint test
+	$(BIN)/pytest -m slow
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info iglu/*.so

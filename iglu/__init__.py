@@ -1,0 +1,19 @@
+"""IGLU, the Integrated Gaussian Linear Unit, for PyTorch."""
+
+from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
+from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
+from iglu.zoo import create
+
+__all__ = [
+    "IGLU",
+    "IGLUGLU",
+    "IGLUGate",
+    "create",
+    "gain",
+    "gelu_scaled",
+    "iglu",
+    "iglu_gate",
+    "iglu_glu",
+    "weight_decay_groups",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The same equations, fast: which kernel serves a call."""

@@ -1,0 +1,256 @@
+"""IGLU and its relatives as modules: they hold sigma, fixed or learnable, and call one function.
+
+A fixed sigma is a plain attribute, so the state dict is empty and a checkpoint trained with GELU loads.
+A learnable one is the parameter ``log_sigma``, which keeps sigma positive, or with ``constrain=False``
+the free parameter ``sigma`` of the paper.  ``module.sigma`` reads the value in all three cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iglu import functional
+from iglu.formulas import FAMILIES, Sigma, compute_dtype
+
+
+class SigmaModule(nn.Module):
+    """A module with a sigma."""
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        *,
+        learnable: bool = False,
+        channels: int | None = None,
+        channel_dim: int = 1,
+        constrain: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.start = functional.check_number("sigma", sigma)
+        self.learnable = learnable
+        self.channel_dim = channel_dim
+        self.constrain = constrain
+        if not learnable:
+            if channels is not None:
+                raise ValueError(f"channels={channels} needs learnable=True: a fixed sigma is one number")
+            return
+        if channels is not None and channels < 1:
+            raise ValueError(f"channels must be at least 1, got {channels}")
+        if not 0 < self.start < math.inf and constrain:
+            raise ValueError(
+                f"a learnable sigma starts above 0 and below inf, got {sigma}; "
+                "constrain=False learns sigma itself and may start at 0"
+            )
+        # Shape (1,), not (): fully sharded data parallel refuses parameters without a dimension.
+        parameter = nn.Parameter(torch.empty(channels or 1, device=device, dtype=dtype))
+        # Not by attribute: for nn.Module the property below would stand in the way.
+        self._parameters["log_sigma" if constrain else "sigma"] = parameter
+        self.reset_parameters()
+
+    @property
+    def _parameter(self) -> nn.Parameter:
+        parameter = self._parameters["log_sigma" if self.constrain else "sigma"]
+        assert parameter is not None
+        return parameter
+
+    def reset_parameters(self) -> None:
+        """Set a learnable sigma back to its starting value."""
+        if self.learnable:
+            nn.init.constant_(self._parameter, math.log(self.start) if self.constrain else self.start)
+
+    @property
+    def sigma(self) -> Sigma:
+        """The value of sigma: a number if fixed, a tensor of shape (1,) or (channels,) if learnable."""
+        if not self.learnable:
+            return self.start
+        parameter = self._parameter
+        return parameter.to(compute_dtype(parameter.dtype)).exp() if self.constrain else parameter
+
+    @sigma.setter
+    def sigma(self, value: float) -> None:
+        if self.learnable:
+            raise AttributeError(
+                "sigma is learnable here: its value lives in the parameter log_sigma. "
+                "Change that under torch.no_grad(), or build the module with another start"
+            )
+        self.start = functional.check_number("sigma", value)
+
+    def extra_repr(self) -> str:
+        parts = [f"sigma={self.start:g}"]
+        if self.learnable:
+            channels = self._parameter.numel()
+            parts.append("learnable=True" + (f", channels={channels}" if channels > 1 else ""))
+            if not self.constrain:
+                parts.append("constrain=False")
+        return ", ".join(parts)
+
+
+class IGLU(SigmaModule):
+    """IGLU(x; sigma) = x (1/2 + arctan(sigma x)/pi), or IGLU-Approx with ``approximate="rational"``.
+
+    sigma = 0 is x/2 and sigma = inf is ReLU; see :func:`iglu.iglu` for ``inplace`` and ``save``.
+
+    >>> IGLU(0.5)
+    IGLU(sigma=0.5)
+    >>> IGLU(5.0, learnable=True, approximate="rational", channels=16)
+    IGLU(sigma=5, learnable=True, channels=16, approximate='rational')
+    """
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        *,
+        learnable: bool = False,
+        approximate: str = "none",
+        channels: int | None = None,
+        channel_dim: int = 1,
+        inplace: bool = False,
+        save: str = "input",
+        constrain: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            sigma, learnable=learnable, channels=channels, channel_dim=channel_dim,
+            constrain=constrain, device=device, dtype=dtype,
+        )  # fmt: skip
+        functional.check_choice("approximate", approximate, FAMILIES)
+        functional.check_choice("save", save, functional.SAVES)
+        self.approximate = approximate
+        self.inplace = inplace
+        self.save = save
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.iglu(
+            x, self.sigma, approximate=self.approximate, channel_dim=self.channel_dim,
+            inplace=self.inplace, save=self.save,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return _with_options(
+            super().extra_repr(), approximate=(self.approximate, "none"), inplace=(self.inplace, False),
+            save=(self.save, "input"),
+        )  # fmt: skip
+
+
+class IGLUGate(SigmaModule):
+    """The gate alone: the Cauchy distribution function Z, or Z_approx with ``approximate="rational"``."""
+
+    def __init__(self, sigma: float = 1.0, *, approximate: str = "none", **options: Any) -> None:
+        super().__init__(sigma, **options)
+        functional.check_choice("approximate", approximate, FAMILIES)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.iglu_gate(x, self.sigma, approximate=self.approximate, channel_dim=self.channel_dim)
+
+    def extra_repr(self) -> str:
+        return _with_options(super().extra_repr(), approximate=(self.approximate, "none"))
+
+
+class IGLUGLU(SigmaModule):
+    """IGLU(gate) * up of an input whose halves along ``dim`` are gate and up, gate first.
+
+    Like ``nn.GLU`` it has no weights of its own; channels, if learnable, are counted along ``dim``.
+
+    >>> IGLUGLU()(torch.tensor([-1.0, 1.0, 2.0, 2.0]))
+    tensor([-0.5000,  1.5000])
+    """
+
+    def __init__(
+        self, sigma: float = 1.0, *, dim: int = -1, approximate: str = "none", **options: Any
+    ) -> None:
+        super().__init__(sigma, channel_dim=dim, **options)
+        functional.check_choice("approximate", approximate, FAMILIES)
+        self.dim = dim
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[self.dim] % 2:
+            raise ValueError(f"IGLUGLU needs an even size along dimension {self.dim}, got {tuple(x.shape)}")
+        gate, up = x.chunk(2, self.dim)
+        return functional.iglu_glu(gate, up, self.sigma, approximate=self.approximate, channel_dim=self.dim)
+
+    def extra_repr(self) -> str:
+        return _with_options(super().extra_repr(), dim=(self.dim, -1), approximate=(self.approximate, "none"))
+
+
+class ScaledGELU(SigmaModule):
+    """The paper's GELU_a(x) = x Phi(a x); its sharpness a is called sigma here, as everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu_scaled(x, self.sigma, channel_dim=self.channel_dim)
+
+
+class XATLU(nn.Module):
+    """xATLU (Huang, 2024): x ((1 + 2 alpha) Z(x) - alpha), its range expanded by a learned alpha."""
+
+    def __init__(
+        self,
+        alpha: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.start = alpha
+        self.alpha = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.alpha, self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha.to(x.dtype)
+        return (1 + 2 * alpha) * functional.iglu(x) - alpha * x
+
+
+class Squareplus(nn.Module):
+    """Squareplus (Barron, 2021): (x + sqrt(x^2 + b))/2, softplus without a logarithm."""
+
+    def __init__(self, b: float = 4.0) -> None:
+        super().__init__()
+        self.b = b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + (x * x + self.b).sqrt()) / 2
+
+    def extra_repr(self) -> str:
+        return f"b={self.b:g}"
+
+
+def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups for an optimizer: the shape parameters of activations (sigma, alpha, the
+    slope of PReLU) without weight decay, which would pull them to 0, and all others with it.
+
+    >>> groups = weight_decay_groups(nn.Sequential(nn.Linear(2, 2), IGLU(learnable=True)), 0.1)
+    >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
+    [(2, 0.1), (1, 0.0)]
+    """
+    exempt = {id(parameter) for parameter in shape_parameters(model)}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if id(p) not in exempt], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if id(p) in exempt], "weight_decay": 0.0},
+    ]
+
+
+def shape_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that shape an activation, of every activation in the model."""
+    for module in model.modules():
+        if isinstance(module, SigmaModule | XATLU | nn.PReLU):
+            yield from module.parameters(recurse=False)
+
+
+def _with_options(text: str, **options: tuple[Any, Any]) -> str:
+    """The text of ``extra_repr`` with each option that differs from its default."""
+    return text + "".join(
+        f", {name}={value!r}" for name, (value, default) in options.items() if value != default
+    )

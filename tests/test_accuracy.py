@@ -1,0 +1,146 @@
+"""How right the functions are, to the last bit, through the public interface."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+import iglu
+
+import truth
+
+SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 100.0)
+HALVES = (torch.bfloat16, torch.float16)
+FAMILIES = ("none", "rational")
+
+# Units in the last place, (value and gate, derivatives): what the library promises.
+TOLERANCE = {
+    torch.float64: (4, 16),
+    torch.float32: (4, 16),
+    torch.bfloat16: (1, 1),
+    torch.float16: (1, 1),
+}
+
+
+def worst_ulp(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
+    result = truth.evaluate(kind, x, sigma, approximate)
+    return float(truth.ulp_errors(result, truth.TRUTH[approximate, kind](truth.extended(x), sigma)).max())
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("kind", ["value", "gate", "slope", "by_sigma"])
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float64, marks=truth.needs_extended), torch.float32, *HALVES]
+)
+def test_every_result_is_right_to_a_few_ulp(dtype, approximate, kind, sigma):
+    x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
+    # sigma is given in float64 and rounded to the precision of the computation by the truth's side too
+    if kind == "by_sigma" and dtype != torch.float64:
+        sigma = float(np.float32(sigma))
+    assert worst_ulp(kind, x, sigma, approximate) <= TOLERANCE[dtype][kind in ("slope", "by_sigma")]
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_output_never_decreases_over_all_half_precision_values(dtype, approximate, sigma):
+    y = iglu.iglu(truth.every_value(dtype), sigma, approximate=approximate).double()
+    assert (y[1:] >= y[:-1]).all()
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+def test_gradient_is_positive_wherever_it_can_be_represented(dtype, approximate, sigma):
+    x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
+    x = x[x.isfinite()]
+    slope = truth.evaluate("slope", x, sigma, approximate)
+    expected = truth.TRUTH[approximate, "slope"](truth.extended(x), sigma)
+    representable = torch.from_numpy(expected >= torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+    assert (slope[representable] > 0).all()
+    assert (slope >= 0).all()
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+def test_infinities_and_nan_follow_the_limits(dtype, approximate, sigma):
+    x = torch.tensor([-torch.inf, torch.inf, torch.nan], dtype=dtype)
+    floor = torch.tensor(-1 / ((torch.pi if approximate == "none" else 2) * sigma), dtype=dtype)
+    value = truth.evaluate("value", x, sigma, approximate)
+    # the floor is itself a product of a few roundings
+    assert abs(value[0] - floor) <= 4 * torch.finfo(dtype).eps * abs(floor)
+    assert value[1] == torch.inf
+    assert value[2].isnan()
+    gate = truth.evaluate("gate", x, sigma, approximate)
+    slope = truth.evaluate("slope", x, sigma, approximate)
+    for limit in (gate, slope):
+        assert limit[0] == 0
+        assert limit[1] == 1
+        assert limit[2].isnan()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_far_negative_tail_is_flat_at_the_floor_up_to_1e30(approximate):
+    x = -torch.logspace(3, 30, 1000)
+    y = iglu.iglu(x, 1.0, approximate=approximate)
+    floor = -1 / (torch.pi if approximate == "none" else 2)
+    assert ((y - floor).abs() <= 1.01 / x.abs() + 1e-7).all()
+    assert torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_large_half_precision_products_do_not_overflow(approximate):
+    x = torch.tensor([7000.0, -7000.0, 65504.0, -65504.0], dtype=torch.float16)
+    y = iglu.iglu(x, 10.0, approximate=approximate)
+    assert y.tolist() == pytest.approx([7000.0, float(y[1]), 65504.0, float(y[3])])
+    assert y.isfinite().all()
+
+
+def test_the_sigma_gradient_does_not_overflow_where_x_squared_would():
+    sigma = torch.tensor(1.0, requires_grad=True)
+    for approximate, limit in (("none", 1 / torch.pi), ("rational", 0.5)):
+        (by_sigma,) = torch.autograd.grad(
+            iglu.iglu(torch.tensor([1e25, -1e25]), sigma, approximate=approximate).sum(), sigma
+        )
+        assert by_sigma.item() == pytest.approx(2 * limit, rel=1e-6)
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_the_summed_sigma_gradient_is_accurate_relative_to_its_terms(dtype, approximate):
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.randn(100_000, generator=generator) * 3).to(dtype)
+    grad = torch.randn(100_000, generator=generator).to(dtype)
+    sigma = torch.tensor(0.7, requires_grad=True)
+    (by_sigma,) = torch.autograd.grad(iglu.iglu(x, sigma, approximate=approximate), sigma, grad)
+    terms = truth.extended(grad) * truth.TRUTH[approximate, "by_sigma"](truth.extended(x), sigma.item())
+    assert abs(float(by_sigma) - float(terms.sum())) <= 1e-6 * float(np.abs(terms).sum())
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("kind", ["value", "slope", "by_sigma"])
+def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
+    with mpmath.workdps(40):
+        sigma = mpmath.mpf(0.7)
+
+        def function(x, s):
+            u = s * x
+            gate = mpmath.atan2(1, -u) / mpmath.pi
+            if approximate == "rational":
+                gate = (1 + 2 * max(u, 0)) / (2 * (1 + abs(u)))
+            return x * gate
+
+        for point in (-1e6, -300.0, -8.1, -7.9, -2.0, -1.4, -0.3, 1e-5, 0.9, 1.6, 40.0):
+            x = mpmath.mpf(point)
+            expected = {
+                "value": lambda x=x: function(x, sigma),
+                "slope": lambda x=x: mpmath.diff(
+                    lambda v: function(v, sigma), x, h=abs(x) * mpmath.mpf(10) ** -18
+                ),
+                "by_sigma": lambda x=x: mpmath.diff(lambda s: function(x, s), sigma),
+            }[kind]()
+            with mpmath.workdps(20):
+                got = truth.TRUTH[approximate, kind](np.array([point], dtype=truth.LONG), 0.7)[0]
+            assert float(got) == pytest.approx(float(expected), rel=1e-13)

@@ -1,0 +1,226 @@
+"""Wherever PyTorch goes: compile, export, ONNX, autocast, tracing, fake and distributed tensors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import iglu
+
+FAMILIES = ("none", "rational")
+both = pytest.mark.parametrize("approximate", FAMILIES)
+
+
+def _model(approximate="none", **options):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), iglu.IGLU(0.7, approximate=approximate, **options), nn.Linear(8, 3))
+
+
+@both
+@pytest.mark.parametrize("options", [{}, {"learnable": True}, {"learnable": True, "channels": 8}])
+def test_compile_gives_the_eager_values_and_gradients_in_one_graph(approximate, options):
+    torch._dynamo.reset()
+    eager = _model(approximate, **options)
+    compiled_from = copy.deepcopy(eager)
+    x = torch.cat([torch.randn(16, 6), torch.zeros(1, 6)])
+    eager(x).square().sum().backward()
+    torch.compile(compiled_from, fullgraph=True)(x).square().sum().backward()
+    for expected, got in zip(eager.parameters(), compiled_from.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True)
+    def function(gate, up, sigma):
+        return iglu.iglu_glu(gate, up, sigma) + iglu.iglu_gate(gate, sigma) + iglu.gelu_scaled(up)
+
+    gate, up = torch.randn(2, 32, requires_grad=True).unbind()
+    for sigma in (0.5, 1.5, torch.tensor(0.3, requires_grad=True)):
+        expected = iglu.iglu_glu(gate, up, sigma) + iglu.iglu_gate(gate, sigma) + iglu.gelu_scaled(up)
+        torch.testing.assert_close(function(gate, up, sigma), expected)
+
+
+def test_compiled_gradient_at_zero_is_one_half():
+    torch._dynamo.reset()
+    for approximate in FAMILIES:
+        x = torch.zeros(4, requires_grad=True)
+        torch.compile(lambda x, a=approximate: iglu.iglu(x, 1.0, approximate=a), fullgraph=True)(
+            x
+        ).sum().backward()
+        assert x.grad.tolist() == [0.5] * 4
+
+
+@both
+@pytest.mark.parametrize("options", [{}, {"learnable": True}])
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_gives_plain_aten_operations(approximate, options, strict):
+    model = _model(approximate, **options).eval()
+    x = torch.randn(5, 6)
+    program = torch.export.export(model, (x,), strict=strict)
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert all(isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" for target in targets)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+@both
+def test_a_trained_export_has_finite_gradients_at_zero(approximate):
+    model = _model(approximate)
+    program = torch.export.export(model, (torch.randn(5, 6),))
+    x = torch.zeros(5, 6, requires_grad=True)
+    with torch.no_grad():
+        model[0].bias.zero_()
+    program.module()(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own making
+def test_onnx_runs_in_onnxruntime(approximate, dtype, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    module = iglu.IGLU(0.7, approximate=approximate)
+    x = torch.cat([torch.randn(200) * 5, torch.tensor([0.0, -3e4, 3e4])]).to(dtype)
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    file = tmp_path / "iglu.onnx"
+    program.save(file)
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), module(x), rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@both
+def test_autocast_leaves_it_alone(approximate):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(8, dtype=dtype)
+            assert iglu.iglu(x, 0.5, approximate=approximate).dtype == dtype
+
+
+@both
+def test_autocast_trains_a_model_with_a_learnable_sigma(approximate):
+    model = _model(approximate, learnable=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 6)).float().square().sum()
+    loss.backward()
+    assert model[1].log_sigma.grad.dtype == torch.float32
+    assert model[1].log_sigma.grad.abs() > 0
+
+
+def test_symbolic_tracing_makes_a_leaf_of_the_function():
+    traced = torch.fx.symbolic_trace(_model(learnable=True))
+    assert [node.target for node in traced.graph.nodes if node.target is iglu.iglu] == [iglu.iglu]
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(traced(x), _model(learnable=True)(x))
+
+
+def test_torch_function_modes_see_the_function():
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        iglu.iglu(torch.randn(3))
+        iglu.iglu_gate(torch.randn(3))
+        iglu.iglu_glu(torch.randn(3), torch.randn(3))
+        iglu.gelu_scaled(torch.randn(3))
+    for function in (iglu.iglu, iglu.iglu_gate, iglu.iglu_glu, iglu.gelu_scaled):
+        assert function in seen
+
+
+def test_tensor_subclasses_come_back_as_themselves():
+    class Tagged(torch.Tensor):
+        pass
+
+    x = torch.randn(5).as_subclass(Tagged)
+    y = iglu.iglu(x, 0.5)
+    assert type(y) is Tagged
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), iglu.iglu(x.as_subclass(torch.Tensor), 0.5))
+
+
+def test_meta_and_fake_tensors_have_the_right_shape_and_no_data():
+    x = torch.empty(2, 3, device="meta", requires_grad=True)
+    y = iglu.iglu(x, torch.ones(3, device="meta", requires_grad=True))
+    y.sum().backward()
+    assert y.is_meta
+    assert x.grad.shape == x.shape
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(4, 5, dtype=torch.bfloat16))
+        assert iglu.iglu(fake).shape == (4, 5)
+        assert iglu.iglu(fake).dtype == torch.bfloat16
+
+
+@both
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_gives_the_same_gradients(approximate, reentrant):
+    x = torch.randn(4, 6, requires_grad=True)
+    model = _model(approximate, learnable=True)
+    expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    model.zero_grad()
+    leaf = x.detach().clone().requires_grad_()
+    checkpoint(model, leaf, use_reentrant=reentrant).sum().backward()
+    for got, want in zip([leaf.grad, *[p.grad for p in model.parameters()]], expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_dispatch_modes_see_ordinary_operations():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    names = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        iglu.iglu(torch.randn(3))
+    assert names
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@both
+def test_distributed_tensors_go_through(approximate, mesh):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x = torch.randn(4, 6)
+    sharded = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+    y = iglu.iglu(sharded, 0.7, approximate=approximate)
+    assert y.placements == (Shard(0),)
+    torch.testing.assert_close(y.full_tensor(), iglu.iglu(x, 0.7, approximate=approximate))
+    sigma = distribute_tensor(torch.rand(6) + 0.5, mesh, [Replicate()]).requires_grad_()
+    iglu.iglu(sharded, sigma, approximate=approximate).sum().backward()
+    assert sharded.grad.full_tensor().isfinite().all()
+    leaf = sigma.full_tensor().detach().requires_grad_()
+    iglu.iglu(x, leaf, approximate=approximate).sum().backward()
+    torch.testing.assert_close(sigma.grad.full_tensor(), leaf.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fully_sharded_data_parallel_trains_a_learnable_sigma(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = _model(learnable=True)
+    before = model[1].sigma.item()
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 6)).square().sum().backward()
+    optimizer.step()
+    assert model[1].log_sigma.full_tensor().exp().item() != before

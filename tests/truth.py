@@ -1,0 +1,135 @@
+"""An independent truth in extended precision, and the error of a result in units in the last place.
+
+Written from the definitions alone, sharing nothing with the package: with u = sigma x the Cauchy gate
+is arctan2(1, -u)/pi, which cancels nowhere; the slope's tail is summed as a series where it would.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import iglu
+
+LONG = np.longdouble
+# 4 arctan(1): numpy's own pi is only a double
+PI = 4 * np.arctan(LONG(1))
+
+needs_extended = pytest.mark.skipif(
+    np.finfo(LONG).nmant < 63, reason="no extended precision on this platform to check float64 against"
+)
+
+
+def extended(x: torch.Tensor) -> np.ndarray:
+    return x.detach().to(torch.float64).numpy().astype(LONG)
+
+
+def exact_gate(x: np.ndarray, sigma: float) -> np.ndarray:
+    return np.arctan2(LONG(1), -LONG(sigma) * x) / PI
+
+
+def exact_value(x: np.ndarray, sigma: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isneginf(x), -1 / (PI * LONG(sigma)), x * exact_gate(x, sigma))
+
+
+def exact_slope(x: np.ndarray, sigma: float) -> np.ndarray:
+    u = LONG(sigma) * x
+    with np.errstate(all="ignore"):
+        t = 1 / np.abs(u)
+        closed = np.where(np.isinf(t), PI / 2, np.arctan(t)) - np.abs(u) / (1 + u * u)
+        z = np.where(t < 0.125, t * t, 0)
+        series = sum(LONG((-1) ** n * (2 * n + 2)) / (2 * n + 3) * z**n for n in range(14))
+        tail = np.where(t < 0.125, t * t * t * series, closed) / PI
+        tail = np.where(np.isinf(u), 0, tail)
+    return np.where(np.isnan(x), x, np.where(u < 0, tail, 1 - tail))
+
+
+def exact_by_sigma(x: np.ndarray, sigma: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        ordinary = x * x / (PI * (1 + (LONG(sigma) * x) ** 2))
+    return np.where(np.isinf(x), 1 / (PI * LONG(sigma) ** 2), ordinary)
+
+
+def rational_gate(x: np.ndarray, sigma: float) -> np.ndarray:
+    u = LONG(sigma) * x
+    tail = 1 / (2 * (1 + np.abs(u)))
+    return np.where(u < 0, tail, 1 - tail)
+
+
+def rational_value(x: np.ndarray, sigma: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        limit = np.where(x < 0, -1 / (2 * LONG(sigma)), x)
+        return np.where(np.isinf(x), limit, x * rational_gate(x, sigma))
+
+
+def rational_slope(x: np.ndarray, sigma: float) -> np.ndarray:
+    u = LONG(sigma) * x
+    tail = 1 / (2 * (1 + np.abs(u)) ** 2)
+    return np.where(np.isnan(x), x, np.where(u < 0, tail, 1 - tail))
+
+
+def rational_by_sigma(x: np.ndarray, sigma: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        ordinary = (x / (1 + np.abs(LONG(sigma) * x))) ** 2 / 2
+    return np.where(np.isinf(x), 1 / (2 * LONG(sigma) ** 2), ordinary)
+
+
+def evaluate(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> torch.Tensor:
+    """The package's own answer, through its public functions, element by element."""
+    if kind == "value":
+        return iglu.iglu(x, sigma, approximate=approximate)
+    if kind == "gate":
+        return iglu.iglu_gate(x, sigma, approximate=approximate)
+    if kind == "slope":
+        leaf = x.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(
+            iglu.iglu(leaf, sigma, approximate=approximate), leaf, torch.ones_like(x)
+        )
+        return slope
+    # one element a channel, so that the gradient in sigma sums over nothing
+    sigmas = torch.full((x.numel(),), sigma, dtype=torch.float64, requires_grad=True)
+    row = iglu.iglu(x.reshape(1, -1), sigmas, approximate=approximate)
+    (by_sigma,) = torch.autograd.grad(row, sigmas, torch.ones_like(row))
+    return by_sigma.to(x.dtype)
+
+
+TRUTH = {
+    ("none", "value"): exact_value,
+    ("none", "gate"): exact_gate,
+    ("none", "slope"): exact_slope,
+    ("none", "by_sigma"): exact_by_sigma,
+    ("rational", "value"): rational_value,
+    ("rational", "gate"): rational_gate,
+    ("rational", "slope"): rational_slope,
+    ("rational", "by_sigma"): rational_by_sigma,
+}
+
+
+def ulp_errors(result: torch.Tensor, truth: np.ndarray) -> np.ndarray:
+    """|result - truth| in units in the last place of the truth; 0 where the truth is not normal."""
+    kind = torch.finfo(result.dtype)
+    # eps of bfloat16 is 2^-7 and so on: the spacing in [1, 2)
+    _, exponent = np.frexp(truth)
+    with np.errstate(all="ignore"):
+        unit = np.ldexp(LONG(kind.eps), exponent - 1)
+        errors = np.abs(extended(result) - truth) / unit
+        normal = np.isfinite(truth) & (np.abs(truth) >= kind.tiny) & (np.abs(truth) <= kind.max)
+    assert not np.isnan(errors[normal]).any(), "NaN where the truth is an ordinary number"
+    return np.where(normal, errors, 0)
+
+
+def every_value(dtype: torch.dtype) -> torch.Tensor:
+    """All 65,536 bit patterns of a half precision, NaN left out, in ascending order."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return patterns[~patterns.isnan()].float().sort().values.to(dtype)
+
+
+def spread(dtype: torch.dtype, count: int = 200_000, seed: int = 0) -> torch.Tensor:
+    """Values of both signs over all magnitudes up to 1e30, denser where the functions bend."""
+    generator = torch.Generator().manual_seed(seed)
+    sign = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+    everywhere = 10 ** (torch.rand(count, generator=generator, dtype=torch.float64) * 60 - 30)
+    bends = torch.randn(count, generator=generator, dtype=torch.float64) * 3
+    return torch.cat([everywhere * sign, bends, bends / 100, bends * 100]).to(dtype)

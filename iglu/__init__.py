@@ -1,6 +1,7 @@
 """IGLU, the Integrated Gaussian Linear Unit, for PyTorch."""
 
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
+from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
 from iglu.zoo import create
 
@@ -8,7 +9,9 @@ __all__ = [
     "IGLU",
     "IGLUGLU",
     "IGLUGate",
+    "backend",
     "create",
+    "explain",
     "gain",
     "gelu_scaled",
     "iglu",

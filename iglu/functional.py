@@ -22,9 +22,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
+from iglu import kernels
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
 from iglu.kernels import plain
 
@@ -53,6 +55,10 @@ def iglu(
     >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=2.0, approximate="rational")
     tensor([-0.1667,  0.0000,  0.8333])
     """
+    if save == "input" and not is_dynamo_compiling():
+        served = kernels.value(x, sigma, approximate, channel_dim, inplace)
+        if served is not None:
+            return served
     if has_torch_function((x, sigma)):
         return handle_torch_function(
             iglu, (x, sigma), x, sigma,
@@ -73,6 +79,10 @@ def iglu_gate(x: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", chann
     >>> iglu_gate(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.2500, 0.5000, 0.7500])
     """
+    if not is_dynamo_compiling():
+        served = kernels.gate(x, sigma, approximate, channel_dim)
+        if served is not None:
+            return served
     if has_torch_function((x, sigma)):
         return handle_torch_function(
             iglu_gate, (x, sigma), x, sigma, approximate=approximate, channel_dim=channel_dim
@@ -84,22 +94,44 @@ def iglu_gate(x: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", chann
             return torch.where(x.isnan(), x, 0.5)
         if scale == math.inf:
             return torch.where(x.isnan(), x, torch.heaviside(x, torch.full_like(x, 0.5)))
+    kernels.refuse_if_named(x)
     return plain.call(f"gate:{approximate}", x, scale)
 
 
 def iglu_glu(
-    gate: Tensor, up: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", channel_dim: int = 1
+    gate: Tensor,
+    up: Tensor | None = None,
+    sigma: Sigma = 1.0,
+    *,
+    approximate: str = "none",
+    channel_dim: int = 1,
 ) -> Tensor:
     """iglu(gate) * up, the gated pair of a feed-forward layer (SwiGLU with IGLU for SiLU), in one pass.
 
+    Without ``up``, gate and up are the halves of the first argument along its last dimension, gate first;
+    nothing is copied to split them.
+
     >>> iglu_glu(torch.tensor([-1.0, 1.0]), torch.tensor([2.0, 2.0]))
     tensor([-0.5000,  1.5000])
+    >>> iglu_glu(torch.tensor([-1.0, 1.0, 2.0, 2.0]))
+    tensor([-0.5000,  1.5000])
     """
+    if not is_dynamo_compiling():
+        served = kernels.glu(gate, up, sigma, approximate, channel_dim)
+        if served is not None:
+            return served
     if has_torch_function((gate, up, sigma)):
         return handle_torch_function(
             iglu_glu, (gate, up, sigma), gate, up, sigma, approximate=approximate, channel_dim=channel_dim
         )
     check_choice("approximate", approximate, FAMILIES)
+    if up is None:
+        if gate.dim() == 0 or gate.shape[-1] % 2:
+            raise ValueError(
+                f"iglu_glu: without up the last dimension holds gate and up and must be even, "
+                f"got shape {tuple(gate.shape)}"
+            )
+        gate, up = gate.chunk(2, -1)
     scale = _prepare(gate, sigma, channel_dim)
     if up.shape != gate.shape or up.dtype != gate.dtype:
         raise ValueError(
@@ -108,6 +140,7 @@ def iglu_glu(
         )
     if isinstance(scale, float) and scale in (0, math.inf):
         return _value(gate, scale, approximate) * up
+    kernels.refuse_if_named(gate)
     return plain.call(f"glu:{approximate}", gate, up, scale)
 
 
@@ -153,6 +186,7 @@ def _value(x: Tensor, sigma: Sigma, approximate: str) -> Tensor:
             return x * 0.5
         if sigma == math.inf:
             return F.relu(x)
+    kernels.refuse_if_named(x)
     return plain.call(f"value:{approximate}", x, sigma)
 
 
@@ -174,10 +208,8 @@ def _prepare(x: Tensor, sigma: Sigma, channel_dim: int, name: str = "sigma") -> 
         raise TypeError(f"{name} must be a number or a floating-point tensor, got a tensor of {sigma.dtype}")
     if sigma.dim() > 1:
         raise ValueError(f"{name} must be a scalar or have one dimension, got shape {tuple(sigma.shape)}")
-    if sigma.dim() == 0:
-        return sigma
-    if sigma.shape[0] == 1:
-        return sigma.reshape(())
+    if sigma.numel() == 1:
+        return plain.along_channels(sigma, x.dim(), channel_dim)
     if not -x.dim() <= channel_dim < x.dim():
         raise ValueError(
             f"{name} has {sigma.shape[0]} values, one a channel, so channel_dim must be a dimension of x, "
@@ -188,9 +220,7 @@ def _prepare(x: Tensor, sigma: Sigma, channel_dim: int, name: str = "sigma") -> 
             f"{name} must have 1 value or {x.shape[channel_dim]}, one for each channel along dimension "
             f"{channel_dim} of x of shape {tuple(x.shape)}, got {sigma.shape[0]}"
         )
-    shape = [1] * x.dim()
-    shape[channel_dim] = -1
-    return sigma.reshape(shape)
+    return plain.along_channels(sigma, x.dim(), channel_dim)
 
 
 def check_number(name: str, value: object) -> float:

@@ -175,7 +175,8 @@ class IGLUGLU(SigmaModule):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[self.dim] % 2:
             raise ValueError(f"IGLUGLU needs an even size along dimension {self.dim}, got {tuple(x.shape)}")
-        gate, up = x.chunk(2, self.dim)
+        # along the last dimension the halves are used where they are
+        gate, up = (x, None) if self.dim in (-1, x.dim() - 1) else x.chunk(2, self.dim)
         return functional.iglu_glu(gate, up, self.sigma, approximate=self.approximate, channel_dim=self.dim)
 
     def extra_repr(self) -> str:

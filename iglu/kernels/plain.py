@@ -8,7 +8,7 @@ double backward, forward mode, vmap and their compositions follow from one table
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -130,18 +130,29 @@ def _recall(ctx: Any) -> list[Input]:
     return [next(tensors) if number is None else number for number in ctx.numbers]
 
 
-def _pull_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = _recall(ctx)
+def gradients(
+    name: str, grad: Tensor, inputs: Sequence[Input], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradient of each input that needs one, in its shape and dtype, by differentiable operations."""
     wide = compute_dtype(grad.dtype)
     widened = [_widen(each, wide) for each in inputs]
-    grads: list[Tensor | None] = [None]  # for the name
-    for index, (each, partial) in enumerate(zip(inputs, OPERATIONS[ctx.name].partials, strict=True)):
-        if isinstance(each, Tensor) and ctx.needs_input_grad[index + 1]:
+    result: list[Tensor | None] = []
+    for each, partial, is_needed in zip(inputs, OPERATIONS[name].partials, needed, strict=True):
+        if isinstance(each, Tensor) and is_needed:
             contribution = grad.to(wide) * partial(*widened)
-            grads.append(contribution.sum_to_size(each.shape).to(each.dtype))
+            result.append(contribution.sum_to_size(each.shape).to(each.dtype))
         else:
-            grads.append(None)
-    return tuple(grads)
+            result.append(None)
+    return result
+
+
+def along_channels(sigma: Tensor, dimensions: int, channel_dim: int) -> Tensor:
+    """A sigma of one value, or of one a channel, in the shape that broadcasts against x."""
+    if sigma.numel() == 1:
+        return sigma.reshape(())
+    shape = [1] * dimensions
+    shape[channel_dim] = -1
+    return sigma.reshape(shape)
 
 
 def _push_forward(ctx: Any, tangents: tuple[Tensor | None, ...]) -> Tensor:
@@ -170,7 +181,7 @@ class _Recorded(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _pull_back(ctx, grad)
+        return None, *gradients(ctx.name, grad, _recall(ctx), ctx.needs_input_grad[1:])
 
 
 class _Transformed(Function):
@@ -191,7 +202,7 @@ class _Transformed(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _pull_back(ctx, grad)
+        return None, *gradients(ctx.name, grad, _recall(ctx), ctx.needs_input_grad[1:])
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor:

@@ -1,0 +1,102 @@
+"""The command ``iglu``: ``doctor`` needs torch alone, all else is handed to the lab."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import os
+import platform
+import sys
+
+import torch
+
+import iglu
+from iglu import kernels
+from iglu.kernels import native
+
+_USAGE = "usage: iglu COMMAND [options]; iglu COMMAND --help says more"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    name = arguments[0] if arguments else "--help"
+    if name == "doctor":
+        print(doctor())
+        return 0
+    from iglu.lab import cli
+
+    commands = {"doctor": "versions, device, and which kernel serves and why"}
+    commands |= {name: about for name, (_, about) in cli.COMMANDS.items()}
+    if name in ("-h", "--help"):
+        print(_USAGE + "\n\n" + "\n".join(f"  {key:8} {about}" for key, about in commands.items()))
+        return 0
+    if name in ("-V", "--version"):
+        print(f"iglu-torch {iglu.__version__}")
+        return 0
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(commands)}."
+        print(f"iglu: unknown command {name!r}. {hint}", file=sys.stderr)
+        return 2
+    try:
+        return cli.run(name, arguments[1:])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "iglu":
+            raise
+        print(f"iglu {name} needs {error.name}: pip install 'iglu-torch[lab]'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def doctor() -> str:
+    """What is here, which kernel serves, and the one command that would mend what is missing."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    lines = [
+        f"iglu-torch   {iglu.__version__}",
+        f"Python       {platform.python_version()} on {platform.platform()}",
+        f"torch        {torch.__version__}, {torch.get_num_threads()} threads, CPU capability {capability}",
+        f"devices      {_devices()}",
+        f"backend      {os.environ.get('IGLU_BACKEND', 'auto')}",
+        f"loops        {_loops()}",
+        f"entry        {'built for this torch' if native.entry is not None else native.why_no_entry}",
+        f"CPU tensors  {iglu.explain(torch.ones(1))}",
+        f"beside it    {_beside()}",
+    ]
+    if native.loops is None or native.entry is None:
+        lines.append(f"to mend      {kernels.REBUILD}   (needs a C and a C++ compiler)")
+    return "\n".join(lines)
+
+
+def _devices() -> str:
+    found = ["cpu"]
+    found += [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return ", ".join(found)
+
+
+def _loops() -> str:
+    if native.loops is None:
+        return native.why_no_loops
+    threads = (
+        "threads of torch" if native.is_threaded else "one thread, since torch exports no torch_parallel_for"
+    )
+    return f"{native.loops.capability()}, {threads}"
+
+
+def _beside() -> str:
+    return ", ".join(_version(name) for name in ("transformers", "timm", "onnxruntime", "triton"))
+
+
+def _version(name: str) -> str:
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {name}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

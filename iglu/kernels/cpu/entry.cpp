@@ -1,0 +1,605 @@
+// iglu._entry: the loops of iglu._kernels as torch operations with a hand-written autograd node, so that
+// a call costs what a call of torch's own activations costs.
+//
+// Everything here serves plain dense CPU tensors in plain eager mode.  For anything else the functions
+// called from Python answer None, and the caller goes on to the plain path; a backward pass that is itself
+// recorded, or meets unusual gradients, goes there too.
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include "loops.h"
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<Tensor>;
+
+const iglu_table *loops = nullptr;
+
+constexpr const char *kNames[] = {"value", "gate", "glu"};
+constexpr const char *kFamilies[] = {"none", "rational"};
+
+// What one call consists of beside its tensors.
+struct Options {
+    iglu_operation operation;
+    iglu_family family;
+    double number;        // sigma where it is no tensor
+    int64_t channel_dim;  // of a sigma with more than one value
+};
+
+// -- which tensors are served ------------------------------------------------------------------------
+
+bool is_ordinary(const Tensor &t) {
+    constexpr c10::DispatchKeySet ordinary(
+        {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView,
+         c10::DispatchKey::AutocastCPU});
+    // Taking keys away from a set leaves its backend bits, so functionality alone is compared.
+    return t.device().is_cpu() && t.layout() == at::kStrided &&
+        (t.key_set() - ordinary).highestFunctionalityKey() == c10::DispatchKey::Undefined &&
+        !t._fw_grad(0).defined();
+}
+
+std::optional<iglu_dtype> loop_dtype(const Tensor &t) {
+    switch (t.scalar_type()) {
+        case at::kFloat: return IGLU_F32;
+        case at::kDouble: return IGLU_F64;
+        case at::kBFloat16: return IGLU_BF16;
+        case at::kHalf: return IGLU_F16;
+        default: return std::nullopt;
+    }
+}
+
+// Whether no mode or transform of torch wants to see this call.
+bool is_plain_eager() {
+    constexpr c10::DispatchKeySet usual(
+        {c10::DispatchKey::BackendSelect, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU,
+         c10::DispatchKey::AutocastCUDA});
+    const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+    return at::impl::PythonTorchFunctionTLS::stack_len() == 0 && (included - usual).empty();
+}
+
+// -- layouts -----------------------------------------------------------------------------------------
+
+// A tensor as rows of dense elements: one row if it is dense in any order of its dimensions.
+struct Rows {
+    int64_t rows, width, step;
+};
+
+// The rows of a tensor that is contiguous but for the distance from one last dimension to the next.
+std::optional<Rows> rows_of_last_dimension(const Tensor &t) {
+    if (t.dim() == 0 || t.stride(-1) != 1) return std::nullopt;
+    const int64_t width = t.size(-1);
+    if (width == 0) return std::nullopt;
+    const int64_t rows = t.numel() / width;
+    int64_t step = width, expected = -1;
+    for (int64_t d = t.dim() - 2; d >= 0; --d) {
+        if (t.size(d) == 1) continue;
+        if (expected < 0) step = t.stride(d);
+        else if (t.stride(d) != expected) return std::nullopt;
+        expected = t.stride(d) * t.size(d);
+    }
+    return Rows{rows, width, step};
+}
+
+// sigma of a call: the number, or the tensor's values as doubles with the place of the channels.
+struct Scale {
+    Tensor values;  // keeps the doubles alive
+    int64_t channels = 0, inner = 1;
+};
+
+void set_sigma(iglu_call &call, Scale &scale, const Tensor &x, const OptionalTensor &sigma,
+               const Options &options, bool row_major) {
+    if (!sigma) {
+        call.sigma = options.number;
+        return;
+    }
+    at::NoGradGuard no_grad;
+    scale.values = sigma->detach().to(at::kDouble).contiguous();
+    if (scale.values.numel() == 1) {
+        call.sigma = *scale.values.const_data_ptr<double>();
+        return;
+    }
+    const int64_t dim = at::maybe_wrap_dim(options.channel_dim, x.dim());
+    scale.channels = scale.values.numel();
+    if (row_major) {
+        for (int64_t d = dim + 1; d < x.dim(); ++d) scale.inner *= x.size(d);
+    } else {
+        // In dense memory the stride of a dimension is the number of elements that vary faster.
+        scale.inner = x.stride(dim);
+    }
+    call.sigmas = scale.values.const_data_ptr<double>();
+    call.channels = scale.channels;
+    call.inner = scale.inner;
+}
+
+void run(const Options &options, const Tensor &x, const iglu_call &call) {
+    const int status = loops->run(options.operation, options.family, *loop_dtype(x), &call);
+    TORCH_CHECK(status == 0, "iglu: out of memory in a native kernel");
+}
+
+Options backward(Options options) {
+    options.operation = static_cast<iglu_operation>(options.operation - IGLU_VALUE + IGLU_VALUE_BACKWARD);
+    return options;
+}
+
+// The shape of gate and up where they are the halves of one packed tensor.
+std::vector<int64_t> half_shape(const Tensor &packed) {
+    auto shape = packed.sizes().vec();
+    shape.back() /= 2;
+    return shape;
+}
+
+void *offset(void *start, const Tensor &t, int64_t elements) {
+    return static_cast<char *>(start) + elements * static_cast<int64_t>(t.element_size());
+}
+
+// Fills in x, and up of a pair; returns the output for it, not yet written.
+struct Inputs {
+    Rows x, up;
+    const void *x_data, *up_data;
+    std::vector<int64_t> shape;
+    bool row_major;
+};
+
+Inputs read_inputs(const Options &options, const Tensor &x, const OptionalTensor &up) {
+    const Rows dense{1, x.numel(), 0};
+    if (options.operation != IGLU_GLU) {
+        return {dense, dense, x.const_data_ptr(), nullptr, x.sizes().vec(), false};
+    }
+    if (!up) {  // packed
+        const Rows packed = *rows_of_last_dimension(x);
+        const Rows half{packed.rows, packed.width / 2, packed.step};
+        auto *data = const_cast<void *>(x.const_data_ptr());
+        return {half, half, data, offset(data, x, half.width), half_shape(x), true};
+    }
+    if (x.is_non_overlapping_and_dense() && x.strides() == up->strides()) {
+        return {dense, dense, x.const_data_ptr(), up->const_data_ptr(), x.sizes().vec(), false};
+    }
+    return {*rows_of_last_dimension(x), *rows_of_last_dimension(*up), x.const_data_ptr(), up->const_data_ptr(),
+            x.sizes().vec(), true};
+}
+
+bool is_served(const Options &options, const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma) {
+    if (x.numel() == 0 || !is_ordinary(x) || !loop_dtype(x)) return false;
+    if (sigma) {
+        if (!is_ordinary(*sigma) || !loop_dtype(*sigma) || sigma->dim() > 1 || sigma->numel() == 0) return false;
+        if (sigma->numel() > 1) {
+            const int64_t dim = options.channel_dim < 0 ? options.channel_dim + x.dim() : options.channel_dim;
+            if (dim < 0 || dim >= x.dim()) return false;
+            const bool halved = options.operation == IGLU_GLU && !up && dim == x.dim() - 1;
+            if (sigma->numel() * (halved ? 2 : 1) != x.size(dim)) return false;
+        }
+    }
+    if (options.operation != IGLU_GLU) return x.is_non_overlapping_and_dense();
+    if (!up) return x.is_contiguous() && x.dim() > 0 && x.size(-1) % 2 == 0;
+    if (!is_ordinary(*up) || up->scalar_type() != x.scalar_type() || up->sizes() != x.sizes()) return false;
+    return (x.is_non_overlapping_and_dense() && x.strides() == up->strides()) ||
+        (rows_of_last_dimension(x) && rows_of_last_dimension(*up));
+}
+
+// -- forward -----------------------------------------------------------------------------------------
+
+void forward_into(const Options &options, const Tensor &x, const OptionalTensor &up,
+                  const OptionalTensor &sigma, const Inputs &inputs, void *y) {
+    iglu_call call = {};
+    Scale scale;
+    call.rows = inputs.x.rows;
+    call.width = inputs.x.width;
+    call.x = inputs.x_data;
+    call.x_step = inputs.x.step;
+    call.up = inputs.up_data;
+    call.up_step = inputs.up.step;
+    call.y = y;
+    call.y_step = inputs.x.width;
+    const Tensor shaped = inputs.row_major && !up ? x.narrow(-1, 0, inputs.x.width) : x;
+    set_sigma(call, scale, shaped, sigma, options, inputs.row_major);
+    run(options, x, call);
+}
+
+Tensor forward_cpu(const Options &options, const Tensor &x, const OptionalTensor &up,
+                   const OptionalTensor &sigma) {
+    const Inputs inputs = read_inputs(options, x, up);
+    Tensor y = inputs.row_major ? at::empty(inputs.shape, x.options())
+        : x.is_contiguous()     ? at::detail::empty_cpu(x.sizes(), x.scalar_type(), false, std::nullopt)
+                                : at::empty_like(x);
+    forward_into(options, x, up, sigma, inputs, y.data_ptr());
+    return y;
+}
+
+// -- backward ----------------------------------------------------------------------------------------
+
+struct Gradients {
+    Tensor x, up, sigma;
+};
+
+// The gradient in the order of the memory of the output, or as one value for all of it.
+struct Upstream {
+    Tensor tensor;
+    bool is_one_value;
+};
+
+Upstream read_upstream(const Tensor &grad, at::IntArrayRef strides, bool row_major) {
+    bool is_expanded = true;
+    for (int64_t d = 0; d < grad.dim(); ++d) is_expanded &= grad.size(d) == 1 || grad.stride(d) == 0;
+    if (is_expanded) return {grad, true};
+    if (row_major ? grad.is_contiguous() : grad.strides() == strides) return {grad, false};
+    if (row_major) return {grad.contiguous(), false};
+    Tensor copy = at::empty_strided(grad.sizes(), strides, grad.options());
+    copy.copy_(grad);
+    return {copy, false};
+}
+
+Gradients backward_cpu(const Options &options, const Tensor &grad, const Tensor &x, const OptionalTensor &up,
+                       const OptionalTensor &sigma, bool needs_sigma) {
+    const Inputs inputs = read_inputs(options, x, up);
+    const Upstream upstream = read_upstream(grad, x.strides(), inputs.row_major);
+    iglu_call call = {};
+    Scale scale;
+    call.rows = inputs.x.rows;
+    call.width = inputs.x.width;
+    call.x = inputs.x_data;
+    call.x_step = inputs.x.step;
+    call.up = inputs.up_data;
+    call.up_step = inputs.up.step;
+    call.grad = upstream.tensor.const_data_ptr();
+    call.grad_step = inputs.x.width;
+    call.grad_is_one_value = upstream.is_one_value;
+
+    Gradients result;
+    const bool is_packed = options.operation == IGLU_GLU && !up;
+    if (inputs.row_major && !is_packed) {
+        result.x = at::empty(x.sizes(), x.options());
+        result.up = at::empty(x.sizes(), x.options());
+    } else {
+        result.x = at::empty_like(x);
+        if (up) result.up = at::empty_like(*up);
+    }
+    call.grad_x = result.x.data_ptr();
+    call.grad_x_step = is_packed ? 2 * inputs.x.width : inputs.x.width;
+    if (up) {
+        call.grad_up = result.up.data_ptr();
+        call.grad_up_step = inputs.x.width;
+    } else if (is_packed) {
+        call.grad_up = offset(call.grad_x, x, inputs.x.width);
+        call.grad_up_step = call.grad_x_step;
+    }
+    const Tensor shaped = is_packed ? x.narrow(-1, 0, inputs.x.width) : x;
+    set_sigma(call, scale, shaped, sigma, options, inputs.row_major);
+    Tensor sums;
+    if (needs_sigma) {
+        sums = at::zeros({std::max<int64_t>(scale.channels, 1)}, at::kDouble);
+        call.by_sigma = sums.data_ptr<double>();
+    }
+    run(backward(options), x, call);
+    if (needs_sigma) result.sigma = sums.to(sigma->scalar_type()).reshape(sigma->sizes());
+    return result;
+}
+
+// The same by the differentiable operations of iglu.kernels.plain.
+variable_list backward_plain(const Options &options, const Tensor &grad, const Tensor &x,
+                             const OptionalTensor &up, const OptionalTensor &sigma, bool needs_sigma) {
+    pybind11::gil_scoped_acquire gil;
+    const auto name = std::string(kNames[options.operation]) + ":" + kFamilies[options.family];
+    const auto native = pybind11::module_::import("iglu.kernels.native");
+    pybind11::object scale = sigma ? pybind11::cast(*sigma) : pybind11::cast(options.number);
+    const auto gradients = native.attr("plain_gradients")(name, grad, x, up, scale, options.channel_dim, needs_sigma);
+    return gradients.cast<variable_list>();
+}
+
+struct IgluBackward : public Node {
+    Options options{};
+    SavedVariable x, up, sigma;
+    bool has_up = false, has_sigma = false;
+    bool released = false;
+
+    std::string name() const override {
+        constexpr const char *names[] = {"IgluBackward", "IgluGateBackward", "IgluGluBackward"};
+        return names[options.operation];
+    }
+
+    variable_list apply(variable_list &&grads) override {
+        variable_list result(next_edges().size());
+        const Tensor &grad = grads[0];
+        if (!grad.defined()) return result;
+        TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
+        const auto self = getptr();
+        const Tensor saved_x = x.unpack(self);
+        const OptionalTensor saved_up = has_up ? OptionalTensor(up.unpack(self)) : std::nullopt;
+        const OptionalTensor saved_sigma = has_sigma ? OptionalTensor(sigma.unpack(self)) : std::nullopt;
+        const size_t sigma_edge = has_up ? 2 : 1;
+        const bool needs_sigma = has_sigma && task_should_compute_output(sigma_edge);
+
+        const bool is_plain = !at::GradMode::is_enabled() && is_plain_eager() && is_ordinary(grad) &&
+            grad.scalar_type() == saved_x.scalar_type() && is_served(options, saved_x, saved_up, saved_sigma);
+        if (is_plain) {
+            Gradients gradients = backward_cpu(options, grad, saved_x, saved_up, saved_sigma, needs_sigma);
+            result[0] = gradients.x;
+            if (has_up) result[1] = gradients.up;
+            if (needs_sigma) result[sigma_edge] = gradients.sigma;
+        } else {
+            auto gradients = backward_plain(options, grad, saved_x, saved_up, saved_sigma, needs_sigma);
+            std::move(gradients.begin(), gradients.end(), result.begin());
+        }
+        return result;
+    }
+
+    void release_variables() override {
+        released = true;
+        x.reset_data();
+        up.reset_data();
+        sigma.reset_data();
+    }
+
+    // For compiled autograd: name what is saved, and hand over the plain form as a function to be traced.
+    void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) const override {
+        args.collect(static_cast<int64_t>(options.operation));
+        args.collect(static_cast<int64_t>(options.family));
+        args.collect(options.number);
+        args.collect(options.channel_dim);
+        args.collect(x, false);
+        args.collect(up, false);
+        args.collect(sigma, false);
+    }
+
+    variable_list apply_with_saved(const variable_list &grads,
+                                   torch::dynamo::autograd::SwapSavedVariables &saved) override {
+        using namespace torch::dynamo::autograd;
+        saved.before(x);
+        saved.before(up);
+        saved.before(sigma);
+        const auto self = getptr();
+        const bool needs_sigma = has_sigma && task_should_compute_output(has_up ? 2 : 1);
+        PackedArgs packed;
+        packed.pack(static_cast<int64_t>(options.operation));
+        packed.pack(static_cast<int64_t>(options.family));
+        packed.pack(options.number);
+        packed.pack(options.channel_dim);
+        packed.pack(needs_sigma);
+        packed.pack(x.unpack(self));
+        packed.pack(has_up ? up.unpack(self) : Tensor());
+        packed.pack(has_sigma ? sigma.unpack(self) : Tensor());
+        const auto arguments = std::move(packed).vec();
+        std::vector<at::TypePtr> schema;
+        for (const auto &each : arguments) schema.push_back(each.isTensor() ? at::TensorType::get() : each.type());
+        const auto metadata =
+            IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+                get_input_metadata(next_edges()));
+        const auto &compiler = getPyCompilerInterface();
+        const auto bound = compiler->bind_function(saved.get_py_compiler(), name(), apply_to_packed, schema);
+        auto result = compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, grads, arguments,
+                                              metadata);
+        saved.after(x);
+        saved.after(up);
+        saved.after(sigma);
+        return result;
+    }
+
+    static variable_list apply_to_packed(const variable_list &grads, const std::vector<c10::IValue> &arguments) {
+        torch::dynamo::autograd::PackedArgs packed(arguments);
+        Options options{};
+        options.operation = static_cast<iglu_operation>(packed.unpack<int64_t>());
+        options.family = static_cast<iglu_family>(packed.unpack<int64_t>());
+        options.number = packed.unpack<double>();
+        options.channel_dim = packed.unpack<int64_t>();
+        const bool needs_sigma = packed.unpack<bool>();
+        const Tensor x = packed.unpack<Tensor>();
+        const Tensor up = packed.unpack<Tensor>();
+        const Tensor sigma = packed.unpack<Tensor>();
+        auto result = backward_plain(options, grads[0], x, up.defined() ? OptionalTensor(up) : std::nullopt,
+                                     sigma.defined() ? OptionalTensor(sigma) : std::nullopt, needs_sigma);
+        if (sigma.defined() && !needs_sigma) result.emplace_back();
+        return result;
+    }
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+    static auto create() { return c10::make_intrusive<IgluBackward>(); }
+#else
+    static auto create() { return std::shared_ptr<IgluBackward>(new IgluBackward(), torch::autograd::deleteNode); }
+#endif
+};
+
+// -- the operations ----------------------------------------------------------------------------------
+
+using Signature = Tensor(const Tensor &, const OptionalTensor &, const OptionalTensor &, double, int64_t, int64_t);
+
+template <iglu_operation operation>
+const c10::TypedOperatorHandle<Signature> &handle() {
+    static const auto found = c10::Dispatcher::singleton()
+                                  .findSchemaOrThrow((std::string("iglu::") + kNames[operation]).c_str(), "")
+                                  .typed<Signature>();
+    return found;
+}
+
+template <iglu_operation operation>
+Tensor cpu_kernel(const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma, double number,
+                  int64_t channel_dim, int64_t family) {
+    const Options options{operation, static_cast<iglu_family>(family), number, channel_dim};
+    TORCH_CHECK(is_served(options, x, up, sigma), "iglu::", kNames[operation],
+                " serves dense floating-point CPU tensors; call iglu.", operation == IGLU_VALUE ? "iglu" : "iglu_",
+                operation == IGLU_VALUE ? "" : kNames[operation], ", which finds the kernel for any other");
+    return forward_cpu(options, x, up, sigma);
+}
+
+template <iglu_operation operation>
+Tensor autograd_kernel(const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma, double number,
+                       int64_t channel_dim, int64_t family) {
+    const bool x_needs = x.requires_grad(), up_needs = up && up->requires_grad(),
+               sigma_needs = sigma && sigma->requires_grad();
+    const bool records = at::GradMode::is_enabled() && (x_needs || up_needs || sigma_needs);
+    Tensor y;
+    {
+        at::AutoDispatchBelowADInplaceOrView below;
+        y = cpu_kernel<operation>(x, up, sigma, number, channel_dim, family);
+    }
+    if (records) {
+        auto node = IgluBackward::create();
+        node->options = {operation, static_cast<iglu_family>(family), number, channel_dim};
+        node->has_up = up.has_value();
+        node->has_sigma = sigma.has_value();
+        auto edges = torch::autograd::collect_next_edges(x);
+        if (up) edges.push_back(torch::autograd::impl::gradient_edge(*up));
+        if (sigma) edges.push_back(torch::autograd::impl::gradient_edge(*sigma));
+        node->set_next_edges(std::move(edges));
+        node->x = SavedVariable(x, false);
+        if (up) node->up = SavedVariable(*up, false);
+        if (sigma) node->sigma = SavedVariable(*sigma, false);
+        torch::autograd::set_history(y, node);
+    }
+    return y;
+}
+
+// -- called from Python ------------------------------------------------------------------------------
+
+// Reads sigma; false where it is nothing for these kernels.
+bool read_sigma(PyObject *object, const Tensor &x, double &number, OptionalTensor &sigma) {
+    if (PyFloat_CheckExact(object)) {
+        number = PyFloat_AS_DOUBLE(object);
+    } else if (PyLong_CheckExact(object)) {
+        number = PyLong_AsDouble(object);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+        }
+    } else if (THPVariable_CheckExact(object)) {
+        sigma = THPVariable_Unpack(object);
+        return true;
+    } else {
+        return false;
+    }
+    // 0 and inf are other functions; a sigma that overflows float32 is for the plain path to judge.
+    const double largest = x.scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
+                                                          : std::numeric_limits<float>::max();
+    return number > 0 && number <= largest;
+}
+
+int64_t read_family(PyObject *object) {
+    if (!PyUnicode_Check(object)) return -1;
+    for (int64_t family = 0; family < IGLU_FAMILIES; ++family) {
+        if (PyUnicode_CompareWithASCIIString(object, kFamilies[family]) == 0) return family;
+    }
+    return -1;
+}
+
+// Below this the loop is over before another thread could make use of the interpreter.
+constexpr int64_t kWorthReleasing = 4096;
+
+template <iglu_operation operation>
+PyObject *serve(PyObject *x_object, PyObject *up_object, PyObject *sigma_object, PyObject *approximate,
+                PyObject *channel_dim, bool inplace) {
+    if (!THPVariable_CheckExact(x_object) || !is_plain_eager()) Py_RETURN_NONE;
+    const Tensor &x = THPVariable_Unpack(x_object);
+    OptionalTensor up, sigma;
+    if (up_object != nullptr && up_object != Py_None) {
+        if (!THPVariable_CheckExact(up_object)) Py_RETURN_NONE;
+        up = THPVariable_Unpack(up_object);
+    }
+    Options options{operation, IGLU_EXACT, 0.0, 1};
+    const int64_t family = read_family(approximate);
+    if (family < 0 || !PyLong_Check(channel_dim) || !read_sigma(sigma_object, x, options.number, sigma)) {
+        Py_RETURN_NONE;
+    }
+    options.family = static_cast<iglu_family>(family);
+    if (sigma) options.channel_dim = PyLong_AsLongLong(channel_dim);
+    if (PyErr_Occurred()) return nullptr;
+    if (!is_served(options, x, up, sigma)) Py_RETURN_NONE;
+
+    if (inplace) {
+        const bool records = at::GradMode::is_enabled() && (x.requires_grad() || (sigma && sigma->requires_grad()));
+        if (records || x.is_inference()) Py_RETURN_NONE;
+        RECORD_FUNCTION("iglu::value_", c10::ArrayRef<const c10::IValue>{});
+        forward_into(options, x, up, sigma, read_inputs(options, x, up), x.data_ptr());
+        x.unsafeGetTensorImpl()->bump_version();
+        Py_INCREF(x_object);
+        return x_object;
+    }
+    Tensor y;
+    if (x.numel() >= kWorthReleasing) {
+        pybind11::gil_scoped_release no_gil;
+        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family);
+    } else {
+        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family);
+    }
+    return THPVariable_Wrap(std::move(y));
+}
+
+PyObject *value(PyObject *, PyObject *const *args, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK(count == 5, "value takes x, sigma, approximate, channel_dim, inplace");
+    return serve<IGLU_VALUE>(args[0], nullptr, args[1], args[2], args[3], args[4] == Py_True);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *gate(PyObject *, PyObject *const *args, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK(count == 4, "gate takes x, sigma, approximate, channel_dim");
+    return serve<IGLU_GATE>(args[0], nullptr, args[1], args[2], args[3], false);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *glu(PyObject *, PyObject *const *args, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK(count == 5, "glu takes gate, up, sigma, approximate, channel_dim");
+    return serve<IGLU_GLU>(args[0], args[1], args[2], args[3], args[4], false);
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {
+    {"value", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(value)), METH_FASTCALL, nullptr},
+    {"gate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gate)), METH_FASTCALL, nullptr},
+    {"glu", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(glu)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "iglu._entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+TORCH_LIBRARY(iglu, library) {
+    for (const char *name : kNames) {
+        library.def((std::string(name) +
+                     "(Tensor x, Tensor? up, Tensor? sigma, float number, int channel_dim, int family) -> Tensor")
+                        .c_str());
+    }
+}
+
+TORCH_LIBRARY_IMPL(iglu, CPU, library) {
+    library.impl("value", cpu_kernel<IGLU_VALUE>);
+    library.impl("gate", cpu_kernel<IGLU_GATE>);
+    library.impl("glu", cpu_kernel<IGLU_GLU>);
+}
+
+TORCH_LIBRARY_IMPL(iglu, AutogradCPU, library) {
+    library.impl("value", autograd_kernel<IGLU_VALUE>);
+    library.impl("gate", autograd_kernel<IGLU_GATE>);
+    library.impl("glu", autograd_kernel<IGLU_GLU>);
+}
+
+// Read from the file before it is loaded (iglu/kernels/native.py).
+extern "C" __attribute__((used)) const char iglu_entry_mark[] = "iglu entry for torch " IGLU_BUILT_FOR ";";
+
+PyMODINIT_FUNC PyInit__entry() {
+    loops = static_cast<const iglu_table *>(PyCapsule_Import(IGLU_TABLE_CAPSULE, 0));
+    if (loops == nullptr) return nullptr;
+    if (loops->version != IGLU_TABLE_VERSION) {
+        PyErr_Format(PyExc_ImportError, "iglu._entry was built for version %d of the loops, iglu._kernels has %d",
+                     IGLU_TABLE_VERSION, loops->version);
+        return nullptr;
+    }
+    return PyModule_Create(&definition);
+}

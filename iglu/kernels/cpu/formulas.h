@@ -1,0 +1,228 @@
+/* iglu/formulas.py for one element, in one precision: the same equations, arranged for speed and for a
+ * few units in the last place.  loops.c includes this for float, for double and for the half types, which
+ * compute in float with shorter polynomials; and all that once for each instruction set.
+ *
+ * Before inclusion: REAL, the type; NAME(x), x with the suffix of the precision; ABS(x); MADD(a, b, c), the
+ * fastest a b + c; FUSED(a, b, c), a b + c where the two cancel, so that the rounding of a b must not be
+ * lost; HALF, 1 for the half types.
+ *
+ * Every function is of x and of a sigma > 0, given as a SCALE.  Notation as in formulas.py: u = sigma x,
+ * a = |u|, t = 1/a, m = min(a, t), z = m^2.  The value is written as max(x, 0) - |x| tail, which is right
+ * for -0, NaN and the infinities too.  |x| is cut where sigma |x| would overflow and every
+ * tail has long reached its limit; the comparisons are arranged to let a NaN through. */
+
+typedef struct {
+    REAL sigma, sigma_low;     /* sigma to twice the precision of REAL */
+    REAL over_pi, over_pi_low; /* sigma/pi, likewise */
+    REAL times_pi;             /* pi sigma */
+    REAL inverse;              /* 1/sigma */
+    REAL floor, floor_error;   /* 1/(pi sigma) = floor (1 + floor_error) */
+    REAL largest;              /* where |x| is cut */
+    REAL sign;                 /* of the sigma that was asked for, see loops.c */
+} NAME(scale);
+
+#define SCALE NAME(scale)
+#define INVERSE_PI ((REAL)0.31830988618379067)
+
+IGLU_INLINE REAL NAME(smaller)(REAL a, REAL b) { return a < b ? a : b; }
+
+IGLU_INLINE REAL NAME(size)(REAL x, SCALE k) { return NAME(smaller)(k.largest, ABS(x)); }
+
+/* -0 stays -0. */
+IGLU_INLINE REAL NAME(positive_part)(REAL x) { return x < 0 ? 0 : x; }
+
+/* A distribution function, from its (symmetric) tail. */
+IGLU_INLINE REAL NAME(either_tail)(REAL x, REAL tail) { return x < 0 ? tail : 1 - tail; }
+
+/* -- exact ------------------------------------------------------------------------------------------- */
+
+/* |u| and its reciprocal, each with the little it lacks: |u| = a + a_low, 1/|u| = t (1 + t_error). */
+typedef struct {
+    REAL size, a, a_low, t, t_error;
+} NAME(argument);
+
+IGLU_INLINE NAME(argument) NAME(argument_of)(REAL x, SCALE k)
+{
+    REAL size = NAME(size)(x, k), a = k.sigma * size, t = 1 / a;
+#if HALF
+    NAME(argument) u = {size, a, 0, t, 0};
+#else
+    REAL a_low = MADD(k.sigma_low, size, FUSED(k.sigma, size, -a));
+    NAME(argument) u = {size, a, a_low, t, MADD(-a_low, t, -FUSED(a, t, -1))};
+#endif
+    return u;
+}
+
+#if HALF
+
+/* The gate at -a, one fraction in b = pi a for every a up to FAR, where it is 1/b to every digit that counts and
+ * its fifth power still far from overflow. */
+#define FAR 0x1p20f
+IGLU_INLINE REAL NAME(exact_tail)(REAL b) { return NAME(tail_numerator)(b) / NAME(tail_denominator)(b); }
+
+IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
+{
+    REAL size = NAME(smaller)(FAR * k.inverse, ABS(x));
+    return MADD(-size, NAME(exact_tail)(k.times_pi * size), NAME(positive_part)(x));
+}
+
+IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
+{
+    REAL b = k.times_pi * NAME(size)(x, k);
+    REAL near = NAME(exact_tail)(NAME(smaller)(FAR, b));
+    return NAME(either_tail)(x, b > FAR ? 1 / b : near);
+}
+#undef FAR
+
+IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
+{
+    REAL a = k.sigma * NAME(size)(x, k), t = 1 / a, z = t * t;
+    REAL near = NAME(near_slope)(a - NAME(NEAR_SLOPE_CENTRE));
+    REAL far = t * (z * NAME(far_slope)(z));
+    return NAME(either_tail)(x, a < 1 ? near : far);
+}
+
+#else
+
+/* arctan(a)/pi for a < 1, given excess(z): its linear term, where the digits are, to twice the precision. */
+IGLU_INLINE REAL NAME(near_angle)(REAL size, REAL z, REAL excess, SCALE k)
+{
+    REAL linear = k.over_pi * size;
+    REAL rest = MADD(k.over_pi_low, size, FUSED(k.over_pi, size, -linear));
+    return linear + MADD(linear * z, excess, rest);
+}
+
+IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
+{
+    REAL size = NAME(size)(x, k), a = k.sigma * size, m = NAME(smaller)(1 / a, a), z = m * m;
+    REAL excess = NAME(excess)(z);
+    REAL near = MADD(-size, NAME(near_angle)(size, z, excess, k), (REAL)0.5 * size);
+    /* |x| arctan(t)/pi = (arctan(t)/t)/(pi sigma) */
+    REAL far = MADD(k.floor, MADD(z, excess, k.floor_error), k.floor);
+    return NAME(positive_part)(x) - (a < 1 ? near : far);
+}
+
+IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL m = NAME(smaller)(u.t, u.a), z = m * m, excess = NAME(excess)(z);
+    REAL near = (REAL)0.5 - NAME(near_angle)(u.size, z, excess, k);
+    REAL linear = m * INVERSE_PI;
+    REAL far = linear + linear * MADD(z, excess, u.t_error);
+    return NAME(either_tail)(x, u.a < 1 ? near : far);
+}
+
+/* The tail falls like t^3, which triples every relative error of t. */
+IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL z = u.t * u.t, z_error = 2 * u.t_error;
+    REAL near = NAME(near_slope)((u.a - NAME(NEAR_SLOPE_CENTRE)) + u.a_low);
+    REAL far = u.t * (z * NAME(far_slope)(MADD(z, z_error, z - NAME(FAR_SLOPE_CENTRE))));
+    far = MADD(far, z_error + u.t_error, far);
+    return NAME(either_tail)(x, u.a < 1 ? near : far);
+}
+
+#endif
+
+/* 1/(1 + z). */
+IGLU_INLINE REAL NAME(exact_density)(NAME(argument) u)
+{
+    REAL m = NAME(smaller)(u.t, u.a);
+    REAL z_low = 2 * (u.a < 1 ? u.a * u.a_low : m * m * u.t_error);
+    return 1 / (MADD(m, m, 1) + z_low);
+}
+
+/* d f/d sigma = x^2/(pi (1 + u^2)), beyond |u| = 1 as 1/(pi sigma^2 (1 + t^2)). */
+IGLU_INLINE REAL NAME(exact_by_sigma)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL w = u.a < 1 ? u.size : k.floor;
+    REAL result = w * (w * ((u.a < 1 ? INVERSE_PI : (REAL)3.141592653589793) * NAME(exact_density)(u)));
+    return MADD(result, u.a < 1 ? 0 : 2 * k.floor_error, result);
+}
+
+/* d Z/dx = sigma/(pi (1 + u^2)), beyond |u| = 1 as sigma t^2/(pi (1 + t^2)). */
+IGLU_INLINE REAL NAME(exact_gate_slope)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL w = u.a < 1 ? 1 : u.t, density = w * NAME(exact_density)(u);
+    REAL result = MADD(k.over_pi_low * w, density, k.over_pi * w * density);
+    return MADD(result, u.a < 1 ? 0 : 2 * u.t_error, result);
+}
+
+/* d Z/d sigma = x/(pi (1 + u^2)), beyond |u| = 1 as t/(pi sigma (1 + t^2)). */
+IGLU_INLINE REAL NAME(exact_gate_by_sigma)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL result = (u.a < 1 ? u.size * INVERSE_PI : k.floor * u.t) * NAME(exact_density)(u);
+    result = MADD(result, u.a < 1 ? 0 : k.floor_error + u.t_error, result);
+    return x < 0 ? -result : result;
+}
+
+/* -- rational ---------------------------------------------------------------------------------------- */
+
+/* 1 + a.  The low part of sigma, added first, counts where a is large. */
+IGLU_INLINE REAL NAME(one_plus)(REAL size, SCALE k)
+{
+#if HALF
+    return MADD(k.sigma, size, 1);
+#else
+    return MADD(k.sigma, size, MADD(k.sigma_low, size, 1));
+#endif
+}
+
+IGLU_INLINE REAL NAME(rational_value)(REAL x, SCALE k)
+{
+    REAL size = NAME(size)(x, k);
+    return MADD((REAL)-0.5, size / NAME(one_plus)(size, k), NAME(positive_part)(x));
+}
+
+IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
+{
+    return NAME(either_tail)(x, (REAL)0.5 / NAME(one_plus)(NAME(size)(x, k), k));
+}
+
+/* r = 1/(1+a), of which the true value is r (1 + error). */
+IGLU_INLINE REAL NAME(lomax)(REAL size, SCALE k, REAL *error)
+{
+    REAL d = MADD(k.sigma, size, 1), r = 1 / d;
+#if HALF
+    *error = 0;
+#else
+    REAL d_low = MADD(k.sigma_low, size, FUSED(k.sigma, size, 1 - d));
+    *error = MADD(-d_low, r, -FUSED(d, r, -1));
+#endif
+    return r;
+}
+
+IGLU_INLINE REAL NAME(rational_slope)(REAL x, SCALE k)
+{
+    REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
+    REAL tail = r * ((REAL)0.5 * r);
+    return NAME(either_tail)(x, MADD(tail, 2 * error, tail));
+}
+
+/* x^2 r^2/2, as the square of |x| r, which is at most 1/sigma. */
+IGLU_INLINE REAL NAME(rational_by_sigma)(REAL x, SCALE k)
+{
+    REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
+    REAL root = size * r;
+    root = MADD(root, error, root);
+    return root * ((REAL)0.5 * root);
+}
+
+IGLU_INLINE REAL NAME(rational_gate_slope)(REAL x, SCALE k)
+{
+    REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
+    REAL result = (k.sigma * r) * ((REAL)0.5 * r);
+    return MADD(result, 2 * error, result);
+}
+
+IGLU_INLINE REAL NAME(rational_gate_by_sigma)(REAL x, SCALE k)
+{
+    REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
+    REAL result = (size * r) * ((REAL)0.5 * r);
+    result = MADD(result, 2 * error, result);
+    return x < 0 ? -result : result;
+}

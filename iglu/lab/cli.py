@@ -1,0 +1,18 @@
+"""The commands of the lab, each loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+# name -> (module, what it does); the module has main(argv: list[str]) -> int
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("iglu.lab.demo", "the tour: how right and how fast this library is"),
+    "bench": ("iglu.lab.bench", "time every activation: Table 1 of the paper, and beyond"),
+}
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Run one command; its exit status."""
+    module, _ = COMMANDS[name]
+    status: int = importlib.import_module(module).main(argv)
+    return status

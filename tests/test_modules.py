@@ -1,0 +1,172 @@
+"""The modules hold sigma, fixed or learnable, and survive what modules go through."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import iglu
+from iglu.modules import XATLU, ScaledGELU, Squareplus
+
+
+@pytest.mark.parametrize("approximate", ["none", "rational"])
+def test_module_is_the_function(approximate):
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(
+        iglu.IGLU(0.5, approximate=approximate)(x), iglu.iglu(x, 0.5, approximate=approximate)
+    )
+    torch.testing.assert_close(
+        iglu.IGLUGate(0.5, approximate=approximate)(x), iglu.iglu_gate(x, 0.5, approximate=approximate)
+    )
+
+
+def test_fixed_sigma_leaves_the_state_dict_empty_so_that_a_gelu_checkpoint_loads():
+    checkpoint = nn.Sequential(nn.Linear(2, 2), nn.GELU()).state_dict()
+    model = nn.Sequential(nn.Linear(2, 2), iglu.IGLU(0.5))
+    model.load_state_dict(checkpoint)
+    assert not iglu.IGLU(0.5).state_dict()
+
+
+def test_learnable_sigma_is_a_one_dimensional_latent_by_default():
+    module = iglu.IGLU(5.0, learnable=True)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {"log_sigma": (1,)}
+    assert module.sigma.item() == pytest.approx(5.0, rel=1e-6)
+    free = iglu.IGLU(5.0, learnable=True, constrain=False, channels=3)
+    assert {name: tuple(p.shape) for name, p in free.named_parameters()} == {"sigma": (3,)}
+    assert free.sigma.tolist() == [5.0] * 3
+
+
+def test_a_constrained_sigma_stays_positive_under_any_step():
+    module = iglu.IGLU(1.0, learnable=True)
+    with torch.no_grad():
+        module.log_sigma.sub_(50)
+    assert module.sigma.item() > 0
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+def test_training_moves_sigma_towards_the_data(constrain):
+    torch.manual_seed(0)
+    x = torch.randn(2000) * 2
+    target = iglu.iglu(x, 3.0)
+    module = iglu.IGLU(0.5, learnable=True, constrain=constrain)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    for _ in range(400):
+        optimizer.zero_grad()
+        F.mse_loss(module(x), target).backward()
+        optimizer.step()
+    assert module.sigma.item() == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iglu.IGLU(0.3),
+        lambda: iglu.IGLU(0.3, learnable=True, approximate="rational", channels=4),
+        lambda: iglu.IGLU(0.3, learnable=True, constrain=False),
+        lambda: iglu.IGLUGate(0.3, learnable=True),
+        lambda: iglu.IGLUGLU(0.3, learnable=True),
+        lambda: ScaledGELU(0.3),
+        lambda: XATLU(0.2),
+        lambda: Squareplus(2.0),
+    ],
+)
+def test_copies_pickles_and_state_dicts_give_the_same_function(make):
+    module = make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.25)
+    x = torch.randn(2, 4, 6)
+    expected = module(x)
+    torch.testing.assert_close(copy.deepcopy(module)(x), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(module))(x), expected)
+    fresh = make()
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    torch.testing.assert_close(fresh(x), expected)
+    assert repr(fresh) == repr(module)
+
+
+def test_half_precision_modules_keep_half_precision_activations():
+    for dtype in (torch.bfloat16, torch.float16):
+        module = iglu.IGLU(2.0, learnable=True).to(dtype)
+        assert module.log_sigma.dtype == dtype
+        assert module(torch.randn(4, dtype=dtype)).dtype == dtype
+        assert iglu.IGLU(2.0, learnable=True)(torch.randn(4, dtype=dtype)).dtype == dtype
+
+
+def test_reset_parameters_restores_the_start_also_after_a_stay_on_meta():
+    module = iglu.IGLU(4.0, learnable=True, device="meta")
+    module.to_empty(device="cpu")
+    module.reset_parameters()
+    assert module.sigma.item() == pytest.approx(4.0)
+
+
+def test_a_fixed_sigma_can_be_set_and_is_checked():
+    module = iglu.IGLU(1.0)
+    module.sigma = 2.5
+    torch.testing.assert_close(module(torch.ones(1)), iglu.iglu(torch.ones(1), 2.5))
+    with pytest.raises(ValueError, match="sigma must be >= 0, got -1"):
+        module.sigma = -1
+    with pytest.raises(AttributeError, match="log_sigma"):
+        iglu.IGLU(1.0, learnable=True).sigma = 2.0
+
+
+def test_the_gated_module_splits_like_nn_glu_gate_first():
+    x = torch.randn(3, 8)
+    gate, up = x.chunk(2, -1)
+    torch.testing.assert_close(iglu.IGLUGLU(0.7)(x), iglu.iglu(gate, 0.7) * up)
+    torch.testing.assert_close(iglu.IGLUGLU(0.7, dim=0)(x.t()), (iglu.iglu(gate, 0.7) * up).t())
+    with pytest.raises(ValueError, match=r"even size along dimension -1, got \(3, 7\)"):
+        iglu.IGLUGLU()(x[:, :7])
+
+
+def test_relatives_are_what_their_papers_say():
+    x = torch.linspace(-4, 4, 41, dtype=torch.float64)
+    gate = 0.5 + torch.atan(x) / math.pi
+    torch.testing.assert_close(XATLU(0.0, dtype=torch.float64)(x), x * gate)
+    torch.testing.assert_close(XATLU(0.3, dtype=torch.float64)(x), x * (1.6 * gate - 0.3))
+    torch.testing.assert_close(Squareplus()(x), (x + (x**2 + 4).sqrt()) / 2)
+    torch.testing.assert_close(ScaledGELU(1.0)(x), F.gelu(x), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: iglu.IGLU(-1), ValueError, "sigma must be >= 0, got -1"),
+        (lambda: iglu.IGLU(0, learnable=True), ValueError, "starts above 0 and below inf, got 0"),
+        (lambda: iglu.IGLU(channels=4), ValueError, "channels=4 needs learnable=True"),
+        (lambda: iglu.IGLU(learnable=True, channels=0), ValueError, "at least 1, got 0"),
+        (lambda: iglu.IGLU(approximate="tanh"), ValueError, "got 'tanh'"),
+        (lambda: iglu.IGLU(save="all"), ValueError, "got 'all'"),
+    ],
+)
+def test_bad_arguments_are_refused_at_construction(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_free_sigma_may_start_at_zero_and_learn():
+    module = iglu.IGLU(0, learnable=True, constrain=False)
+    module(torch.randn(10)).sum().backward()
+    assert module.sigma.grad.item() > 0
+
+
+def test_weight_decay_spares_the_shape_of_activations():
+    model = nn.Sequential(nn.Linear(3, 3), iglu.IGLU(learnable=True), nn.PReLU(), XATLU(), nn.LayerNorm(3))
+    decayed, spared = iglu.weight_decay_groups(model, 0.1)
+    assert decayed["weight_decay"] == 0.1
+    assert spared["weight_decay"] == 0.0
+    assert {id(p) for p in spared["params"]} == {
+        id(model[1].log_sigma),
+        id(model[2].weight),
+        id(model[3].alpha),
+    }
+    assert len(decayed["params"]) == 4
+    torch.optim.AdamW([decayed, spared])

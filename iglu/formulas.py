@@ -200,6 +200,32 @@ def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
     return -sign * root * root * root
 
 
+# -- from the output ---------------------------------------------------------------------------------
+# IGLU-Approx is strictly increasing, so its output y tells its slope, and x need not be kept.  With
+# v = sigma y: for v < 0 simply r = 1 + 2 v; for v >= 0, u solves 2 u^2 + (1 - 2 v) u = 2 v.  (The exact
+# IGLU nears its floor as t^2, not as t, and its output says too little of t.)
+
+
+def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
+    v = _product(y, sigma)
+    above = v.clamp(min=0)
+    b = 2 * above - 1
+    u = (b + (b * b + 16 * above).sqrt()) / 4
+    return v, torch.where(v < 0, 1 + 2 * v, (1 + u).reciprocal())
+
+
+def _rational_slope_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    v, r = _rational_r_from_output(y, sigma)
+    return _either_tail(v, r * (r / 2))
+
+
+def _rational_by_sigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    """(x r)^2/2, where x = y / gate."""
+    v, r = _rational_r_from_output(y, sigma)
+    root = torch.where(v < 0, 2 * y, y * r / (1 - r / 2))
+    return root * (root / 2)
+
+
 # -- the textbook gates ----------------------------------------------------------------------------
 # What the functions are by definition.  They cancel in the negative tail; their use is to be compared
 # with, and to be differentiated by torch itself where it cannot be told the derivative.
@@ -225,6 +251,8 @@ class Family(NamedTuple):
     slope_density: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
     by_sigma_twice: Formula  # d2f/dsigma2
     textbook_gate: Formula  # by definition, with the cancellation
+    slope_from_output: Formula | None = None  # the slope at x as a function of (f(x), sigma)
+    by_sigma_from_output: Formula | None = None
 
 
 EXACT = Family(
@@ -246,6 +274,8 @@ RATIONAL = Family(
     _rational_slope_density,
     _rational_by_sigma_twice,
     _rational_textbook,
+    _rational_slope_from_output,
+    _rational_by_sigma_from_output,
 )
 FAMILIES = {"none": EXACT, "rational": RATIONAL}
 """By the value of ``approximate``, in the spelling of ``torch.nn.functional.gelu``."""

@@ -68,9 +68,11 @@ class Spec(NamedTuple):
     learnable: bool = False
 
     def __str__(self) -> str:
+        # repr of a float reads back as the same float
+        number = "" if self.sigma is None else repr(self.sigma).removesuffix(".0")
         if not self.learnable:
-            return self.name if self.sigma is None else f"{self.name}:{self.sigma:g}"
-        return f"{self.name}:learnable" + ("" if self.sigma is None else f"={self.sigma:g}")
+            return f"{self.name}:{number}" if number else self.name
+        return f"{self.name}:learnable={number}" if number else f"{self.name}:learnable"
 
     @property
     def label(self) -> str:

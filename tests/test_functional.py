@@ -336,6 +336,56 @@ def test_in_place_without_recording_writes_into_the_same_memory():
     torch.testing.assert_close(x, expected)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("sigma", [0.7, torch.tensor(0.7), torch.tensor(-0.7), torch.tensor([0.3, 0.9, 2.0])])
+def test_keeping_the_output_gives_the_gradients_of_keeping_the_input(sigma, inplace):
+    x = torch.cat([torch.randn(40, 3) * 3, torch.zeros(1, 3)]).requires_grad_()
+    grad = torch.randn(41, 3)
+    results = []
+    for options in ({}, {"save": "output", "inplace": inplace}):
+        leaves = [x]
+        if isinstance(sigma, torch.Tensor):
+            leaves.append(sigma.clone().requires_grad_())
+        scale = leaves[-1] if len(leaves) > 1 else sigma
+        y = iglu.iglu(x * 1.0, scale, approximate="rational", **options)
+        results.append((y, *torch.autograd.grad(y, leaves, grad)))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
+def test_the_rational_form_can_keep_its_output_alone(options):
+    saved = []
+    x = torch.randn(100, requires_grad=True) * 1.0
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        y = iglu.iglu(x, 0.5, approximate="rational", **options)
+    assert saved == [y.data_ptr()]
+    assert (y.data_ptr() == x.data_ptr()) == ("inplace" in options)
+
+
+def test_double_backward_from_the_output():
+    x = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    sigma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    for inplace in (False, True):
+        assert torch.autograd.gradgradcheck(
+            lambda x, s, i=inplace: iglu.iglu(x * 1.0, s, approximate="rational", save="output", inplace=i),
+            (x, sigma),
+        )
+
+
+def test_overwriting_a_kept_output_is_noticed():
+    x = torch.randn(5, requires_grad=True) * 1.0
+    y = iglu.iglu(x, approximate="rational", inplace=True)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_the_exact_form_refuses_to_keep_its_output():
+    with pytest.raises(ValueError, match="needs approximate='rational'"):
+        iglu.iglu(torch.randn(3), save="output")
+
+
 # -- layouts ----------------------------------------------------------------------------------------
 
 LAYOUTS = {

@@ -55,6 +55,11 @@ def test_the_grammar_gives_the_module_it_says(text, expected):
     assert str(zoo.parse(str(zoo.parse(text)))) == str(zoo.parse(text))
 
 
+def test_a_name_written_back_loses_no_digit():
+    assert str(zoo.parse("iglu:0.123456789012")) == "iglu:0.123456789012"
+    assert str(zoo.parse("iglu:learnable=3.0")) == "iglu:learnable=3"
+
+
 def test_options_go_to_the_module():
     assert iglu.create("relu", inplace=True).inplace
     assert iglu.create("iglu", sigma=0.5, learnable=True, channels=3).log_sigma.shape == (3,)

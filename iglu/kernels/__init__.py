@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from iglu.kernels import native, plain
+from iglu.kernels import native
 
 BACKENDS = ("auto", "native", "triton", "plain")
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps iglu-torch"

@@ -209,6 +209,63 @@ class _Transformed(Function):
         return _push_forward(ctx, tangents)
 
 
+class _KeepsOutput(Function):
+    """The value, keeping its output for the backward pass instead of x, which it may overwrite."""
+
+    @staticmethod
+    def forward(ctx: Any, approximate: str, x: Tensor, sigma: Sigma, overwrite: bool) -> Tensor:
+        y = _evaluate(FAMILIES[approximate].value, (x, sigma))
+        if overwrite:
+            y = x.copy_(y)
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(y, *_remember(ctx, approximate, (sigma,)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        y, *tensors = ctx.saved_tensors
+        sigma = tensors[0] if tensors else ctx.numbers[0]
+        by_x, by_sigma = gradients_from_output(ctx.name, grad, y, sigma, ctx.needs_input_grad[2])
+        return None, by_x, by_sigma, None
+
+
+def gradients_from_output(
+    approximate: str, grad: Tensor, y: Tensor, sigma: Sigma, needs_sigma: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of x and of sigma from the output; torch itself may differentiate these formulas."""
+    family = FAMILIES[approximate]
+    assert family.slope_from_output is not None
+    assert family.by_sigma_from_output is not None
+    wide = compute_dtype(y.dtype)
+    wide_y, scale, wide_grad = y.to(wide), _widen(sigma, wide), grad.to(wide)
+    by_x = (wide_grad * family.slope_from_output(wide_y, scale)).to(y.dtype)
+    if not needs_sigma or not isinstance(sigma, Tensor):
+        return by_x, None
+    by_sigma = wide_grad * family.by_sigma_from_output(wide_y, scale)
+    return by_x, by_sigma.sum_to_size(sigma.shape).to(sigma.dtype)
+
+
+def value_keeping_output(approximate: str, x: Tensor, sigma: Sigma, overwrite: bool) -> Tensor:
+    """The value, recorded by its output and written over x if asked.
+
+    Only in eager mode: the compiler decides by itself what to keep, and transforms need the input.  There
+    the ordinary operation serves, and overwriting x is a copy."""
+    is_eager = not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+    if is_eager and torch.is_grad_enabled() and (x.requires_grad or _requires_grad(sigma)):
+        return _KeepsOutput.apply(approximate, x, sigma, overwrite)  # type: ignore[no-any-return, no-untyped-call]
+    return overwriting(approximate, x, sigma) if overwrite else call(f"value:{approximate}", x, sigma)
+
+
+def overwriting(approximate: str, x: Tensor, sigma: Sigma) -> Tensor:
+    """The value written over x; where a gradient will need x, of a copy of it."""
+    recording = torch.is_grad_enabled() and (x.requires_grad or _requires_grad(sigma))
+    return x.copy_(call(f"value:{approximate}", x.clone() if recording else x, sigma))
+
+
 OPERATIONS: dict[str, Operation] = {}
 for _approximate, _family in FAMILIES.items():
     OPERATIONS |= _operations(_approximate, _family)

@@ -1,0 +1,60 @@
+"""timm: every name of the zoo's grammar as ``act_layer``.
+
+    iglu.integrations.timm.register()
+    model = timm.create_model("resnet50", act_layer="iglu:0.5")
+
+Not every timm model takes a string there, and some take it and ignore it; ``iglu.swap`` does not depend
+on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iglu import zoo
+from iglu.integrations import Grammar, require
+
+
+def register() -> None:
+    """Make the names of the zoo known to timm.  Names that timm has keep its meaning.  Calling it again
+    changes nothing."""
+    tables, nfnet = require("timm", "layers.create_act", "models.nfnet")
+    _teach(tables, "_ACT_LAYER_DEFAULT", Grammar)
+    _teach(tables, "_ACT_FN_DEFAULT", _Functions)
+    _teach(nfnet, "_nonlin_gamma", _Gammas)
+
+
+def _teach(module: Any, name: str, kind: type[Grammar]) -> None:
+    table = getattr(module, name)
+    if not isinstance(table, Grammar):
+        setattr(module, name, kind(table))
+
+
+class _Functions(Grammar):
+    @staticmethod
+    def answer(name: str) -> Callable[..., Tensor]:
+        if zoo.parse(name).learnable:
+            raise ValueError(
+                f"timm asks for a function here, which cannot hold the learnable sigma of {name!r}: fix it, "
+                "as in 'iglu:0.5'"
+            )
+        module = zoo.create(name)
+        return lambda x, inplace=False: module(x)
+
+
+class _Gammas(Grammar):
+    """What keeps the variance in a network without normalisers: 1/std f(X) for a standard normal X."""
+
+    @staticmethod
+    def answer(name: str) -> float:
+        x = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
+        weight = torch.exp(-x * x / 2)
+        weight /= weight.sum()
+        with torch.no_grad():
+            y = zoo.create(name, **({"dtype": torch.float64} if zoo.parse(name).learnable else {}))(x)
+        mean = (weight * y).sum()
+        return float(((weight * (y - mean) ** 2).sum()) ** -0.5)

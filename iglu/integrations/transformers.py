@@ -1,0 +1,260 @@
+"""Hugging Face transformers: every name of the zoo's grammar as ``hidden_act`` and its relatives.
+
+    iglu.integrations.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=0.5")
+
+Three things have to learn the names: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a plain
+dict that others imported by name; and the initialisation of weights, since from_pretrained builds a model
+without memory and would leave a sigma that the checkpoint does not hold at whatever the memory contains.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from iglu import zoo
+from iglu.forwards import MISSING
+from iglu.integrations import Grammar, require
+from iglu.modules import XATLU, SigmaModule
+from iglu.slots import find_slots, is_activation, is_activation_name, signature
+
+Path = tuple[str, ...]
+
+# transformers knows nothing of us where these names are read first, and would only say KeyError.
+_NOTE = "activations of iglu-torch: call iglu.integrations.transformers.register() before from_pretrained"
+
+
+def register() -> None:
+    """Make the names of the zoo known to transformers; needed before a model that uses them is built or
+    loaded.  Names that transformers has keep its meaning.  Calling it again changes nothing."""
+    activations, modeling = require("transformers", "activations", "modeling_utils")
+    if not isinstance(activations.ACT2FN, Grammar):
+        # In place, since every model's module holds a reference to this object.
+        activations.ACT2FN.__class__ = _instantiating(type(activations.ACT2FN))
+    if not isinstance(activations.ACT2CLS, Grammar):
+        # A plain dict cannot change its class: put another in its place wherever it was imported.
+        old, new = activations.ACT2CLS, Grammar(activations.ACT2CLS)
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
+                vars(module)["ACT2CLS"] = new
+    _teach_initialisation(modeling.PreTrainedModel)
+
+
+def _instantiating(base: type) -> type:
+    class Activations(Grammar, base):  # type: ignore[misc]
+        """transformers' table, which makes an instance at each lookup."""
+
+        @staticmethod
+        def answer(name: str) -> Any:
+            if zoo.parse(name).learnable and _in_a_forward():
+                raise ValueError(
+                    f"{name!r} is looked up anew at every forward of this model, so its sigma could not be "
+                    "learned: use a fixed sigma here."
+                )
+            return functools.partial(zoo.create, name)
+
+    return Activations
+
+
+def _in_a_forward() -> bool:
+    """Whether the nearest module above us on the stack is being called, and not built."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            return True
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _teach_initialisation(base: Any) -> None:
+    original = base._initialize_weights
+    if hasattr(original, "knows_iglu"):
+        return
+
+    @functools.wraps(original)
+    def initialise(self: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
+        if isinstance(module, SigmaModule | XATLU) and not getattr(module, "_is_hf_initialized", False):
+            parameters = list(module.parameters())
+            # What came from the checkpoint is marked, by parameter.
+            if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
+                module.reset_parameters()
+            vars(module)["_is_hf_initialized"] = True
+            return
+        original(self, module, *arguments, **options)
+
+    initialise.knows_iglu = True  # type: ignore[attr-defined]
+    base._initialize_weights = initialise
+
+
+def settle_configs(model: nn.Module, places: list[str], texts: dict[str, str]) -> list[str]:
+    """Bring the configs of the transformers models in ``model`` up to date after a swap at ``places``,
+    where ``texts`` has the name of what now stands there; return the places no config expresses."""
+    base = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    unsaved: list[str] = []
+    for prefix, pretrained in _outermost(model, base):
+        start = f"{prefix}." if prefix else ""
+        inside = [place.removeprefix(start) for place in places if place.startswith(start)]
+        names = {key.removeprefix(start): text for key, text in texts.items() if key.startswith(start)}
+        if not inside and not names:
+            continue
+        register()
+        for place in inside:
+            new = _child(pretrained, place)
+            if new is not None:
+                vars(new)["_is_hf_initialized"] = True  # what is trained is not to be initialised again
+        unsaved += [start + place for place in _settle(pretrained, inside, names)]
+    return unsaved
+
+
+def _outermost(module: nn.Module, base: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(module, base):
+        yield prefix, module
+        return
+    for name, child in module.named_children():
+        yield from _outermost(child, base, f"{prefix}.{name}" if prefix else name)
+
+
+def _child(model: nn.Module, place: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(place)
+    except AttributeError:
+        return None  # a name in an attribute
+
+
+def _settle(model: Any, places: list[str], texts: dict[str, str]) -> list[str]:
+    """Ask the model's own class, which alone knows what its config says: for each field that names an
+    activation build the model from a changed config, without memory, and see which places follow.  A
+    field is written if all places that follow it were given the same new activation."""
+    stated = model.config.to_dict()
+    live = _contents(model) | {place: text for place, text in texts.items() if place not in places}
+    try:
+        before = _rebuild(model, stated)
+    except Exception:
+        return places
+    fields = dict(_fields(stated))
+    names = {path: _wanted(model, stated, path, value, before, texts) for path, value in fields.items()}
+    changed = copy.deepcopy(stated)
+    for path, value in fields.items():
+        # T5 derives dense_act_fn from feed_forward_proj, and which one rules depends on its version.
+        source = (*path[:-1], "dense_act_fn") if path[-1] == "feed_forward_proj" else path
+        name = names.get(source) or names[path]
+        if name is not None:
+            _write(changed, path, _like(value, name))
+    try:
+        after = _rebuild(model, changed)
+        reloaded = type(model.config).from_dict(copy.deepcopy(changed)).to_dict()
+    except Exception:
+        return [place for place in places if before.get(place) != live.get(place, MISSING)]
+    if any(after.get(place) != content == before.get(place) for place, content in live.items()):
+        return [place for place in places if before.get(place) != live.get(place, MISSING)]
+    for path, value in fields.items():
+        new = _read(reloaded, path)  # not from `changed`: one field may be derived from another
+        if new != value:
+            _write_live(model, path, value, new)
+    theirs = sys.modules["transformers.activations"].ACT2CLS.keys()
+    if any(value.removeprefix("gated-") not in theirs for _, value in _fields(model.config.to_dict())):
+        model.config.activation_note = _NOTE
+    else:
+        vars(model.config).pop("activation_note", None)
+    return [place for place in places if after.get(place) != live.get(place, MISSING)]
+
+
+def _wanted(
+    model: Any, stated: dict[str, Any], path: Path, value: str, before: dict[str, Any], texts: dict[str, str]
+) -> str | None:
+    """The one name that every place governed by this field was given; None if there is no such name."""
+    for text in dict.fromkeys(texts.values()):
+        trial = copy.deepcopy(stated)
+        _write(trial, path, _like(value, text))
+        try:
+            after = _rebuild(model, trial)
+        except Exception:
+            return None
+        governed = [place for place in before.keys() | after.keys() if before.get(place) != after.get(place)]
+        if governed:
+            names = {texts.get(place) for place in governed}
+            return names.pop() if len(names) == 1 else None
+    return None
+
+
+def _like(value: str, text: str) -> str:
+    """T5 writes the gating into the name."""
+    return f"gated-{text}" if value.startswith("gated-") else text
+
+
+def _fields(data: Any, path: Path = ()) -> list[tuple[Path, str]]:
+    """The fields of a config, nested ones too, that name an activation."""
+    if isinstance(data, dict):
+        return [found for key, value in data.items() for found in _fields(value, (*path, key))]
+    named = isinstance(data, str) and is_activation_name(data.removeprefix("gated-"))
+    return [(path, data)] if named else []
+
+
+def _read(data: dict[str, Any], path: Path) -> Any:
+    for key in path:
+        data = data.get(key, {})
+    return data
+
+
+def _write(data: dict[str, Any], path: Path, value: str) -> None:
+    *parents, last = path
+    _read(data, tuple(parents))[last] = value
+
+
+def _write_live(model: Any, path: Path, old: str, new: str) -> None:
+    *parents, last = path
+    owner = model.config
+    for key in parents:
+        owner = owner[key] if isinstance(owner, dict) else getattr(owner, key)
+    if isinstance(owner, dict):
+        owner[last] = new
+        return
+    setattr(owner, last, new)
+    # Copies that parts of the model keep, as T5's encoder and decoder do.
+    for module in model.modules():
+        config = vars(module).get("config")
+        if type(config) is type(owner) and model.config is owner and getattr(config, last, None) == old:
+            setattr(config, last, new)
+
+
+def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """What would stand in the model if it were loaded with this config."""
+    initialization = sys.modules.get("transformers.initialization")
+    safe = getattr(initialization, "meta_device_safe_creation_ops", nullcontext)
+    with warnings.catch_warnings(), torch.device("meta"), safe():
+        warnings.simplefilter("ignore")
+        config = type(model.config).from_dict(copy.deepcopy(data))
+        return _contents(type(model)(config))
+
+
+def _contents(model: nn.Module) -> dict[str, Any]:
+    """What activation stands at each place that has one."""
+    return {
+        slot.place: _same(signature(slot.content))
+        for slot in find_slots(model)
+        if is_activation(slot.content)
+    }
+
+
+def _same(found: Any) -> Any:
+    """transformers' own classes for functions that torch.nn has, by the name of the latter."""
+    homes = ("transformers.activations", "torch.nn.modules.activation")
+    if not isinstance(found, tuple) or found[0][0] not in homes:
+        return found
+    (_, name), settings, shapes = found
+    if ("approximate", "tanh") in settings:
+        name = "GELUTanh"
+    twin = {"GELUActivation": "GELU", "SiLUActivation": "SiLU", "MishActivation": "Mish"}.get(name, name)
+    return (twin, () if twin in ("GELU", "GELUTanh") else settings, shapes)

@@ -1,0 +1,392 @@
+"""The GPU kernels, called: which calls they serve, how their tensors are cut into tiles, and the gradients.
+
+The kernels themselves are in gpu_kernels.py, in Triton, which is imported with the first GPU tensor.  As
+with the native kernels, ``value``, ``gate`` and ``glu`` answer None where a call is not one for them.
+
+Nothing here waits for the GPU: a tensor sigma is read by the kernel, so calls can be captured in a CUDA
+graph (after one call outside of it, which compiles).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from iglu.formulas import FAMILIES, Sigma
+from iglu.kernels.native import is_dense, is_plain_eager, plain_gradients
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SIGMA_DTYPES = (*DTYPES, torch.float64)
+# Beyond these a number sigma leaves some of its constants without all their digits in float32.
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+device_type = "cuda"
+"""Whose tensors are served; the tests, which run the kernels in Triton's interpreter, say "cpu"."""
+
+# -- which calls are served ------------------------------------------------------------------------
+
+
+@functools.cache
+def _load() -> tuple[Any, str]:
+    """The module of the kernels, or why it does not serve."""
+    try:
+        from iglu.kernels import gpu_kernels
+    except ImportError as error:
+        return None, f"Triton does not load: {error}"
+    return gpu_kernels, ""
+
+
+@functools.cache
+def _ordinary_keys(device: str) -> frozenset[int]:
+    """The dispatch keys of tensors that are nothing but dense memory on the device."""
+    normal = torch.empty(0, device=device)
+    with torch.inference_mode():
+        inference = torch.empty(0, device=device)
+    return frozenset(torch._C._dispatch_keys(tensor).raw_repr() for tensor in (normal, inference))
+
+
+def is_ordinary(x: object) -> bool:
+    """Whether x is nothing but memory on the GPU: no subclass, no other device or layout."""
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.device.type != device_type:  # type: ignore[attr-defined]
+        return False
+    assert isinstance(x, Tensor)
+    return torch._C._dispatch_keys(x).raw_repr() in _ordinary_keys(device_type)
+
+
+def why_not(x: object) -> str:
+    """Why the kernels would not serve ``iglu(x)`` here and now; empty if they would."""
+    if not is_plain_eager():
+        return "a mode or transform of torch is active"
+    if not isinstance(x, Tensor):
+        return f"x is no tensor but {type(x).__name__}"
+    if x.device.type != device_type:
+        return f"x is on {x.device}, and the Triton kernels run on {device_type}"
+    if not is_ordinary(x):
+        return f"x is no ordinary dense tensor but {type(x).__name__} with layout {x.layout}"
+    if x.dtype not in DTYPES:
+        return f"x is of {x.dtype}"
+    if x.numel() == 0:
+        return "x is empty"
+    return _load()[1]
+
+
+def _is_call_for_us(x: Any, approximate: str) -> bool:
+    return (
+        is_ordinary(x)
+        and x.dtype in DTYPES
+        and x.numel() > 0
+        and approximate in FAMILIES
+        and is_plain_eager()
+        and _load()[0] is not None
+    )
+
+
+def _is_served_sigma(sigma: object, x: Tensor, channel_dim: int) -> bool:
+    if type(sigma) is float or type(sigma) is int:
+        return _SMALLEST <= sigma <= _LARGEST
+    if not is_ordinary(sigma):
+        return False
+    assert isinstance(sigma, Tensor)
+    if sigma.device != x.device or sigma.dtype not in _SIGMA_DTYPES or sigma.dim() > 1:
+        return False
+    if sigma.numel() <= 1:
+        return sigma.numel() == 1
+    return -x.dim() <= channel_dim < x.dim() and sigma.numel() == x.shape[channel_dim]
+
+
+# -- tiles -----------------------------------------------------------------------------------------
+
+_TILE = 1024  # elements a program
+_NARROW = 2**31 - 2**16  # what 32 bits can index, the end of the last tile included
+_COALESCED = 128  # neighbours in memory that are worth reading together
+
+Shape = tuple[int, ...]
+
+
+class _Tiling(NamedTuple):
+    """How a kernel sees its tensors, see gpu_kernels.py."""
+
+    channels: int
+    count: int
+    sizes: Shape
+    strides: tuple[Shape, ...]  # of each tensor: of the channels, then of the sizes
+    is_wide: bool
+    block_channels: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.count // self.block)
+
+    @property
+    def programs(self) -> int:
+        return self.blocks * -(-self.channels // self.block_channels)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tiling(shape: Shape, strides: tuple[Shape, ...], channel_dim: int | None) -> _Tiling:
+    """Order the dimensions as the first tensor lies in memory and merge those that are one to all tensors."""
+    dims = [dim for dim, size in enumerate(shape) if size > 1 and dim != channel_dim]
+    dims.sort(key=lambda dim: [each[dim] for each in strides], reverse=True)
+    sizes: list[int] = []
+    steps: list[Shape] = []
+    for dim in dims:
+        size, step = shape[dim], tuple(each[dim] for each in strides)
+        if steps and all(outer == size * inner for outer, inner in zip(steps[-1], step, strict=True)):
+            sizes[-1] *= size
+            steps[-1] = step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    if not sizes:
+        sizes, steps = [1], [(0,) * len(strides)]
+
+    channels = 1 if channel_dim is None else shape[channel_dim]
+    channel_steps = [0 if channel_dim is None else each[channel_dim] for each in strides]
+    count = 1
+    for size in sizes:
+        count *= size
+    reach = [
+        (channels - 1) * across + sum((size - 1) * step[i] for size, step in zip(sizes, steps, strict=True))
+        for i, across in enumerate(channel_steps)
+    ]
+    if channels > 1 and channel_steps[0] < steps[-1][0]:  # the channels are innermost
+        block_channels = min(_power_of_two(channels), _COALESCED)
+        block = min(_power_of_two(count), _TILE // block_channels)
+    else:
+        block = min(_power_of_two(count), _TILE)
+        block_channels = min(_power_of_two(channels), _TILE // block)
+    return _Tiling(
+        channels,
+        count,
+        tuple(sizes),
+        tuple((across, *(step[i] for step in steps)) for i, across in enumerate(channel_steps)),
+        max(*reach, channels * count) > _NARROW,
+        block_channels,
+        block,
+    )
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _tile(tensors: tuple[Tensor, ...], sigma: Sigma, channel_dim: int) -> _Tiling:
+    first = tensors[0]
+    is_per_channel = isinstance(sigma, Tensor) and sigma.numel() > 1
+    return _tiling(
+        tuple(first.shape),
+        tuple(each.stride() for each in tensors),
+        channel_dim % first.dim() if is_per_channel else None,
+    )
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever device its tensors are on."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def _scale(sigma: Sigma) -> tuple[Any, float, int]:
+    """sigma for the kernel: a number as two float32 that add up to it, a tensor as it is."""
+    if isinstance(sigma, Tensor):
+        return sigma.detach(), 0.0, sigma.stride(0) if sigma.numel() > 1 else 0
+    high = torch.tensor(sigma, dtype=torch.float32).item()
+    return high, sigma - high, 0
+
+
+def _launch(
+    kernel: Any,
+    tensors: tuple[Tensor | None, ...],
+    tiling: _Tiling,
+    strides: tuple[Shape, ...],
+    sigma: Sigma,
+    **options: Any,
+) -> None:
+    device = next(each.device for each in tensors if each is not None)
+    with _current(device):
+        kernel[(tiling.programs,)](
+            *tensors,
+            *_scale(sigma),
+            tiling.channels,
+            tiling.count,
+            tiling.sizes,
+            *strides,
+            is_number=not isinstance(sigma, Tensor),
+            wide=tiling.is_wide,
+            block_channels=tiling.block_channels,
+            block=tiling.block,
+            num_warps=4,
+            enable_fp_fusion=False,  # see gpu_formulas.py
+            **options,
+        )
+
+
+def _run(
+    operation: str,
+    approximate: str,
+    x: Tensor,
+    up: Tensor | None,
+    sigma: Sigma,
+    channel_dim: int,
+    out: Tensor | None = None,
+) -> Tensor:
+    x, up = x.detach(), None if up is None else up.detach()
+    if operation == "glu":
+        x, up = x.chunk(2, -1) if up is None else (x, up)
+    y = torch.empty_like(x) if out is None else out.detach()
+    tiling = _tile((y, x) if up is None else (y, x, up), sigma, channel_dim)
+    strides = tiling.strides if up is not None else (*tiling.strides, tiling.strides[1])
+    _launch(
+        _load()[0].forward,
+        (y, x, up),
+        tiling,
+        strides,
+        sigma,
+        operation=operation,
+        is_exact=approximate == "none",
+    )
+    return y
+
+
+def _gradients(
+    operation: str,
+    approximate: str,
+    grad: Tensor,
+    x: Tensor,
+    up: Tensor | None,
+    sigma: Sigma,
+    channel_dim: int,
+    needs_sigma: bool,
+) -> list[Tensor]:
+    """The gradients of x, of up if there is one, and of sigma if needed, in one pass."""
+    grad_x = torch.empty_like(x)
+    grads = [grad_x] if up is None else [grad_x, torch.empty_like(up)]
+    if operation == "glu":
+        at, other = x.chunk(2, -1) if up is None else (x, up)
+        by_at, by_other = grad_x.chunk(2, -1) if up is None else (grad_x, grads[1])
+        tiling = _tile((by_at, grad, at, by_other, other), sigma, channel_dim)
+        tensors: tuple[Tensor | None, ...] = (by_at, grad, at, by_other, other)
+        strides = tiling.strides
+    else:
+        tiling = _tile((grad_x, grad, x), sigma, channel_dim)
+        tensors = (grad_x, grad, x, None, None)
+        strides = (*tiling.strides, tiling.strides[0], tiling.strides[0])
+    sums = None
+    if needs_sigma:
+        sums = torch.empty(tiling.blocks, tiling.channels, dtype=torch.float32, device=x.device)
+    _launch(
+        _load()[0].backward,
+        (*tensors, sums),
+        tiling,
+        strides,
+        sigma,
+        operation=operation,
+        is_exact=approximate == "none",
+        needs_sums=needs_sigma,
+    )
+    if sums is not None and isinstance(sigma, Tensor):
+        grads.append(sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape))
+    return grads
+
+
+class _Recorded(Function):
+    """A recorded call of the kernels, of which nothing but the inputs is kept: x, up (or None), sigma."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operation: str,
+        approximate: str,
+        x: Tensor,
+        up: Tensor | None,
+        sigma: Sigma,
+        channel_dim: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x, up, sigma if isinstance(sigma, Tensor) else None)
+        ctx.number = None if isinstance(sigma, Tensor) else sigma
+        ctx.operation, ctx.approximate, ctx.channel_dim = operation, approximate, channel_dim
+        return _run(operation, approximate, x, up, sigma, channel_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, up, tensor_sigma = ctx.saved_tensors
+        sigma: Sigma = ctx.number if tensor_sigma is None else tensor_sigma
+        needs_sigma = tensor_sigma is not None and ctx.needs_input_grad[4]
+        inputs = (grad, x, up, sigma, ctx.channel_dim, needs_sigma)
+        if torch.is_grad_enabled() or not (is_plain_eager() and is_ordinary(grad) and is_ordinary(x)):
+            grads = plain_gradients(f"{ctx.operation}:{ctx.approximate}", *inputs)
+        else:
+            grads = _gradients(ctx.operation, ctx.approximate, *inputs)
+        found = iter(grads)
+        by_x, by_up = next(found), None if up is None else next(found)
+        return None, None, by_x, by_up, next(found) if needs_sigma else None, None
+
+
+def _requires_grad(*values: object) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
+
+
+def _run_or_record(
+    operation: str, approximate: str, x: Tensor, up: Tensor | None, sigma: Sigma, channel_dim: int
+) -> Tensor:
+    run = _Recorded.apply if _requires_grad(x, up, sigma) else _run
+    return run(operation, approximate, x, up, sigma, channel_dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# -- the seam --------------------------------------------------------------------------------------
+
+
+def value(x: Any, sigma: Any, approximate: str, channel_dim: int, inplace: bool) -> Tensor | None:
+    if not (_is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)):
+        return None
+    if not inplace:
+        return _run_or_record("value", approximate, x, None, sigma, channel_dim)
+    if _requires_grad(x, sigma) or x.is_inference() or not is_dense(x):
+        return None
+    _run("value", approximate, x, None, sigma, channel_dim, out=x)
+    torch.autograd.graph.increment_version(x)
+    return x  # type: ignore[no-any-return]
+
+
+def gate(x: Any, sigma: Any, approximate: str, channel_dim: int) -> Tensor | None:
+    if not (_is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)):
+        return None
+    return _run_or_record("gate", approximate, x, None, sigma, channel_dim)
+
+
+def glu(x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int) -> Tensor | None:
+    if not _is_call_for_us(x, approximate):
+        return None
+    if up is None:
+        if x.dim() == 0 or x.shape[-1] % 2:
+            return None
+    elif not (is_ordinary(up) and up.device == x.device and up.dtype == x.dtype and up.shape == x.shape):
+        return None
+    if not _is_served_sigma(sigma, x if up is not None else x.chunk(2, -1)[0], channel_dim):
+        return None
+    return _run_or_record("glu", approximate, x, up, sigma, channel_dim)
+
+
+def backward_from_output(
+    grad: Any, y: Any, sigma: Any, channel_dim: int, needs_sigma: bool = False
+) -> list[Tensor] | None:
+    """The gradients of x, and of sigma if needed, of ``y = iglu(x, sigma, approximate="rational")``, from y.
+
+    The rational form is strictly increasing, so y tells x.  With v = sigma y, the slope is (1+2v)^2/2 for
+    y < 0 and 1 - 1/(2(1+u)^2) for y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v.
+    """
+    if not (_is_call_for_us(y, "rational") and _is_served_sigma(sigma, y, channel_dim)):
+        return None
+    if not (is_ordinary(grad) and grad.device == y.device and grad.dtype == y.dtype and grad.shape == y.shape):
+        return None
+    return _gradients("output", "rational", grad, y, None, sigma, channel_dim, needs_sigma)

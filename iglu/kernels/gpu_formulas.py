@@ -1,0 +1,343 @@
+# mypy: ignore-errors
+"""iglu/formulas.py for a block of elements, in Triton: the formulas of cpu/formulas.h under the same names.
+
+Every function is of x and of a sigma > 0, given as sigma + sigma_low, two float32 that hold a double to 48
+bits.  All is computed in float32; ``half`` says that the result will be rounded to a half precision, for
+which shorter polynomials and the fast division do.  Notation as in formulas.py: u = sigma x, a = |u|,
+t = 1/a, m = min(a, t), z = m^2.
+
+Products are fused with sums where the text says so and nowhere else (the kernels are compiled with
+``enable_fp_fusion=False``): a compiler that fuses ``a - centre`` with the product in ``a`` would count
+``a_low`` twice.  Triton reads these functions as source, so to a type checker they are not Python.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def _polynomial(coefficients: str) -> tl.constexpr:
+    return tl.constexpr(tuple(float.fromhex(each) for each in coefficients.split()))
+
+
+# Highest order first; what each approximates is said in cpu/polynomials.h, whose numbers they are.
+EXCESS = _polynomial("""
+    -0x1.d5979cp-10 0x1.654c34p-7 -0x1.fe779ap-6 0x1.da991cp-5 -0x1.5824e2p-4 0x1.c093f4p-4 -0x1.24210ap-3
+    0x1.9991eap-3 -0x1.55553ep-2""")
+FAR_SLOPE = _polynomial("""
+    -0x1.a30498p-9 0x1.43ad14p-8 -0x1.48b3dep-8 0x1.e167p-8 -0x1.7a34b6p-7 0x1.189544p-6 -0x1.9cfa14p-6
+    0x1.2f3e0cp-5 -0x1.b98468p-5 0x1.3c291ep-4 -0x1.b43e82p-4 0x1.0a1654p-3""")
+NEAR_SLOPE = _polynomial("""
+    -0x1.7384b6p-5 -0x1.9138fcp-4 -0x1.a9bbbcp-6 0x1.31d5bep-6 -0x1.286006p-5 0x1.227fdcp-5 0x1.f8dae2p-7
+    -0x1.3c954ep-4 0x1.7d5eeep-4 -0x1.354f58p-6 -0x1.05dfep-3 0x1.08a03p-2 -0x1.15f454p-2 0x1.2f07c8p-3""")
+FAR_SLOPE_HALF = _polynomial("""
+    0x1.43f5p-7 -0x1.bdae68p-5 0x1.1a0b36p-3 -0x1.c4b6d6p-3 0x1.122dacp-2 -0x1.1dce92p-2 0x1.1705b6p-2
+    -0x1.04bf06p-2 0x1.b29954p-3""")
+NEAR_SLOPE_HALF = _polynomial("""
+    0x1.cdf41ap-6 0x1.daf83cp-4 0x1.f6715ap-6 -0x1.68da74p-4 0x1.6ffb7p-4 -0x1.2d4774p-6 -0x1.058d9ap-3
+    0x1.089dbp-2 -0x1.15f4cap-2 0x1.2f07cep-3""")
+TAIL_NUMERATOR_HALF = _polynomial("0x1p+0 0x1.d042e4p+2 0x1.de57ccp+4 0x1.2aa68p+6 0x1.af319cp+6")
+TAIL_DENOMINATOR_HALF = _polynomial(
+    "0x1p+0 0x1.d04554p+2 0x1.09642cp+5 0x1.8b79p+6 0x1.820ap+7 0x1.af318ep+7"
+)
+FAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.fdf50ep-2"))
+NEAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.75407p-1"))
+
+PI = tl.constexpr(float.fromhex("0x1.921fb6p+1"))
+INVERSE_PI = tl.constexpr(float.fromhex("0x1.45f306p-2"))
+INVERSE_PI_LOW = tl.constexpr(float.fromhex("0x1.b9391p-27"))
+LARGEST_FLOAT = tl.constexpr(float.fromhex("0x1.fffffep+127"))
+# |u| at which 1/(1 + |u|) has no more use for the 1, and the fifth power of pi |u| is far from overflow
+FAR = tl.constexpr(2.0**20)
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def fused(a, b, c):
+    """a b + c, rounded once."""
+    if INTERPRETED:  # its tl.fma rounds twice; in float64 the product is exact
+        one = tl.full((1, 1), 1.0, tl.float64)
+        return ((a * one) * (b * one) + (c * one)).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
+
+
+@triton.jit
+def polynomial(x, coefficients: tl.constexpr):
+    result = fused(coefficients[0], x, coefficients[1])
+    for i in tl.static_range(2, len(coefficients)):
+        result = fused(result, x, coefficients[i])
+    return result
+
+
+@triton.jit
+def quotient(a, b, half: tl.constexpr):
+    if half:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    """The smaller one, and b where b is NaN."""
+    return tl.where(a < b, a, b)
+
+
+@triton.jit
+def size_of(x, sigma):
+    """|x|, cut where sigma |x| would overflow and every tail has long reached its limit."""
+    largest = smaller(tl.div_rn(2.0**126, sigma), LARGEST_FLOAT)
+    return smaller(largest, tl.abs(x))
+
+
+@triton.jit
+def positive_part(x):
+    """-0 stays -0."""
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def either_tail(x, tail):
+    """A distribution function, from its (symmetric) tail."""
+    return tl.where(x < 0, tail, 1 - tail)
+
+
+# -- what follows from sigma, once for each channel of a block --------------------------------------
+
+
+@triton.jit
+def over_pi_of(sigma, sigma_low):
+    """sigma/pi to twice the precision."""
+    over_pi = sigma * INVERSE_PI
+    return over_pi, fused(sigma, INVERSE_PI_LOW, fused(sigma, INVERSE_PI, -over_pi)) + sigma_low * INVERSE_PI
+
+
+@triton.jit
+def floor_of(sigma, sigma_low):
+    """1/(pi sigma) = floor (1 + error)."""
+    floor = tl.div_rn(INVERSE_PI, sigma)
+    rest = fused(-floor, sigma, INVERSE_PI) + fused(-floor, sigma_low, INVERSE_PI_LOW)
+    return floor, PI * rest
+
+
+# -- exact ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def argument_of(x, sigma, sigma_low, half: tl.constexpr):
+    """(|x|, a, a_low, t, t_error) with |u| = a + a_low and 1/|u| = t (1 + t_error)."""
+    size = size_of(x, sigma)
+    a = sigma * size
+    t = quotient(1.0, a, half)
+    if half:
+        return size, a, a * 0, t, a * 0
+    else:
+        a_low = fused(sigma_low, size, fused(sigma, size, -a))
+        return size, a, a_low, t, fused(-a_low, t, -fused(a, t, -1.0))
+
+
+@triton.jit
+def near_angle(size, z, excess, sigma, sigma_low):
+    """arctan(a)/pi for a < 1: its linear term, where the digits are, to twice the precision."""
+    over_pi, over_pi_low = over_pi_of(sigma, sigma_low)
+    linear = over_pi * size
+    rest = fused(over_pi_low, size, fused(over_pi, size, -linear))
+    return linear + fused(linear * z, excess, rest)
+
+
+@triton.jit
+def exact_tail_half(b):
+    """The gate at -a, one fraction in b = pi a for every a up to FAR."""
+    return polynomial(b, TAIL_NUMERATOR_HALF) / polynomial(b, TAIL_DENOMINATOR_HALF)
+
+
+@triton.jit
+def exact_value(x, sigma, sigma_low, half: tl.constexpr):
+    if half:
+        size = smaller(FAR / sigma, tl.abs(x))
+        return fused(-size, exact_tail_half((PI * sigma) * size), positive_part(x))
+    else:
+        size = size_of(x, sigma)
+        a = sigma * size
+        m = smaller(tl.div_rn(1.0, a), a)
+        z = m * m
+        excess = polynomial(z, EXCESS)
+        near = fused(-size, near_angle(size, z, excess, sigma, sigma_low), 0.5 * size)
+        # |x| arctan(t)/pi = (arctan(t)/t)/(pi sigma)
+        floor, floor_error = floor_of(sigma, sigma_low)
+        far = fused(floor, fused(z, excess, floor_error), floor)
+        return positive_part(x) - tl.where(a < 1, near, far)
+
+
+@triton.jit
+def exact_gate(x, sigma, sigma_low, half: tl.constexpr):
+    if half:
+        b = (PI * sigma) * size_of(x, sigma)
+        near = exact_tail_half(smaller(FAR, b))
+        return either_tail(x, tl.where(b > FAR, 1.0 / b, near))
+    else:
+        size, a, _, t, t_error = argument_of(x, sigma, sigma_low, half)
+        m = smaller(t, a)
+        z = m * m
+        excess = polynomial(z, EXCESS)
+        near = 0.5 - near_angle(size, z, excess, sigma, sigma_low)
+        linear = m * INVERSE_PI
+        far = linear + linear * fused(z, excess, t_error)
+        return either_tail(x, tl.where(a < 1, near, far))
+
+
+@triton.jit
+def exact_slope(x, sigma, sigma_low, half: tl.constexpr):
+    """The tail falls like t^3, which triples every relative error of t."""
+    _, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    z = t * t
+    if half:
+        near = polynomial(a - NEAR_SLOPE_CENTRE, NEAR_SLOPE_HALF)
+        far = t * (z * polynomial(z, FAR_SLOPE_HALF))
+    else:
+        z_error = 2 * t_error
+        near = polynomial((a - NEAR_SLOPE_CENTRE) + a_low, NEAR_SLOPE)
+        far = t * (z * polynomial(fused(z, z_error, z - FAR_SLOPE_CENTRE), FAR_SLOPE))
+        far = fused(far, z_error + t_error, far)
+    return either_tail(x, tl.where(a < 1, near, far))
+
+
+@triton.jit
+def exact_density(a, a_low, t, t_error, half: tl.constexpr):
+    """1/(1 + z)."""
+    m = smaller(t, a)
+    z_low = 2 * tl.where(a < 1, a * a_low, m * m * t_error)
+    return quotient(1.0, fused(m, m, 1.0) + z_low, half)
+
+
+@triton.jit
+def exact_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    """x^2/(pi (1 + u^2)), beyond |u| = 1 as 1/(pi sigma^2 (1 + t^2)), which does not overflow."""
+    size, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    floor, floor_error = floor_of(sigma, sigma_low)
+    w = tl.where(a < 1, size, floor)
+    result = w * (w * (tl.where(a < 1, INVERSE_PI, PI) * exact_density(a, a_low, t, t_error, half)))
+    return fused(result, tl.where(a < 1, 0.0, 2 * floor_error), result)
+
+
+@triton.jit
+def exact_gate_slope(x, sigma, sigma_low, half: tl.constexpr):
+    """sigma/(pi (1 + u^2)), beyond |u| = 1 as sigma t^2/(pi (1 + t^2))."""
+    _, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    over_pi, over_pi_low = over_pi_of(sigma, sigma_low)
+    w = tl.where(a < 1, 1.0, t)
+    density = w * exact_density(a, a_low, t, t_error, half)
+    result = fused(over_pi_low * w, density, over_pi * w * density)
+    return fused(result, tl.where(a < 1, 0.0, 2 * t_error), result)
+
+
+@triton.jit
+def exact_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    """x/(pi (1 + u^2)), beyond |u| = 1 as t/(pi sigma (1 + t^2))."""
+    size, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    floor, floor_error = floor_of(sigma, sigma_low)
+    result = tl.where(a < 1, size * INVERSE_PI, floor * t) * exact_density(a, a_low, t, t_error, half)
+    result = fused(result, tl.where(a < 1, 0.0, floor_error + t_error), result)
+    return tl.where(x < 0, -result, result)
+
+
+# -- rational ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def one_plus(size, sigma, sigma_low):
+    """1 + a.  The low part of sigma, added first, counts where a is large."""
+    return fused(sigma, size, fused(sigma_low, size, 1.0))
+
+
+@triton.jit
+def rational_value(x, sigma, sigma_low, half: tl.constexpr):
+    size = size_of(x, sigma)
+    return fused(-0.5, quotient(size, one_plus(size, sigma, sigma_low), half), positive_part(x))
+
+
+@triton.jit
+def rational_gate(x, sigma, sigma_low, half: tl.constexpr):
+    d = one_plus(size_of(x, sigma), sigma, sigma_low)
+    return either_tail(x, quotient(0.5, d, half))
+
+
+@triton.jit
+def lomax(size, sigma, sigma_low, half: tl.constexpr):
+    """(r, error) with 1/(1+a) = r (1 + error)."""
+    d = fused(sigma, size, 1.0)
+    r = quotient(1.0, d, half)
+    if half:
+        return r, r * 0
+    else:
+        d_low = fused(sigma_low, size, fused(sigma, size, 1 - d))
+        return r, fused(-d_low, r, -fused(d, r, -1.0))
+
+
+@triton.jit
+def rational_slope(x, sigma, sigma_low, half: tl.constexpr):
+    r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
+    tail = r * (0.5 * r)
+    return either_tail(x, fused(tail, 2 * error, tail))
+
+
+@triton.jit
+def rational_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    """x^2 r^2/2, as the square of |x| r, which is at most 1/sigma."""
+    size = size_of(x, sigma)
+    r, error = lomax(size, sigma, sigma_low, half)
+    root = size * r
+    root = fused(root, error, root)
+    return root * (0.5 * root)
+
+
+@triton.jit
+def rational_gate_slope(x, sigma, sigma_low, half: tl.constexpr):
+    r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
+    result = (sigma * r) * (0.5 * r)
+    return fused(result, 2 * error, result)
+
+
+@triton.jit
+def rational_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    size = size_of(x, sigma)
+    r, error = lomax(size, sigma, sigma_low, half)
+    result = (size * r) * (0.5 * r)
+    result = fused(result, 2 * error, result)
+    return tl.where(x < 0, -result, result)
+
+
+# -- rational, from the output ----------------------------------------------------------------------
+
+
+@triton.jit
+def rational_root_from_output(size, sigma, sigma_low):
+    """u for an output y = size >= 0: the root of 2u^2 + (1-2v)u - 2v with v = sigma y, without cancellation.
+
+    Beyond v = FAR^2 the slope is 1 to the last bit, and v^2 might overflow."""
+    v = smaller(FAR * FAR, fused(sigma, size, sigma_low * size))
+    b = fused(-2.0, v, 1.0)
+    root = tl.sqrt_rn(fused(fused(4.0, v, 12.0), v, 1.0))  # of b^2 + 16v
+    return tl.where(b > 0, tl.div_rn(4 * v, root + positive_part(b)), 0.25 * (root - b))
+
+
+@triton.jit
+def rational_slope_from_output(y, sigma, sigma_low):
+    """For y < 0, 1/(1+|u|) = 1 + 2 sigma y."""
+    size = size_of(y, sigma)
+    below = one_plus(size, -2 * sigma, -2 * sigma_low)
+    above = tl.div_rn(1.0, 1 + rational_root_from_output(size, sigma, sigma_low))
+    r = tl.where(y < 0, below, above)
+    return either_tail(y, r * (0.5 * r))
+
+
+@triton.jit
+def rational_by_sigma_from_output(y, sigma, sigma_low):
+    """|x| r is 2|y| below zero and 2y/(1+2u) above."""
+    size = size_of(y, sigma)
+    above = tl.div_rn(size, fused(2.0, rational_root_from_output(size, sigma, sigma_low), 1.0))
+    root = tl.where(y < 0, size, above)
+    return 2 * root * root

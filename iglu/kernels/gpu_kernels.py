@@ -1,0 +1,212 @@
+# mypy: ignore-errors
+"""The two Triton kernels: every operation forward, and every operation backward.
+
+A kernel sees its tensors as ``channels`` x ``count`` elements, count being the product of ``sizes``; each
+tensor comes with its strides, that of the channels first, so that views, packed pairs, broadcast gradients
+and every memory format are read where they lie.  A program handles one tile of block_channels x block
+elements and sees one sigma for each of its channels; where one sigma serves all, there is one channel.
+
+The gradient of sigma is summed over the tile and written as one number for each block and channel.  The
+caller adds these up, always in the same order, so that the result is the same every time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from iglu.kernels.gpu_formulas import (
+    INVERSE_PI,
+    exact_by_sigma,
+    exact_gate,
+    exact_gate_by_sigma,
+    exact_gate_slope,
+    exact_slope,
+    exact_value,
+    rational_by_sigma,
+    rational_by_sigma_from_output,
+    rational_gate,
+    rational_gate_by_sigma,
+    rational_gate_slope,
+    rational_slope,
+    rational_slope_from_output,
+    rational_value,
+)
+
+
+@triton.jit
+def tile(channels, count, wide: tl.constexpr, block_channels: tl.constexpr, block: tl.constexpr):
+    """(block number, channels as a column, elements as a row, which of them exist)."""
+    program = tl.program_id(0)
+    if wide:
+        program = program.to(tl.int64)
+    blocks = tl.cdiv(count, block)
+    channel = ((program // blocks) * block_channels + tl.arange(0, block_channels))[:, None]
+    index = ((program % blocks) * block + tl.arange(0, block))[None, :]
+    return program % blocks, channel, index, (channel < channels) & (index < count)
+
+
+@triton.jit
+def offsets(channel, index, sizes, strides):
+    result = channel * strides[0]
+    for i in tl.static_range(len(sizes) - 1, 0, -1):
+        result += (index % sizes[i]) * strides[i + 1]
+        index = index // sizes[i]
+    return result + index * strides[1]
+
+
+@triton.jit
+def scale(sigma, sigma_low, sigma_stride, channel, channels, is_number: tl.constexpr):
+    """(sign, |sigma| as two float32), one for each channel."""
+    if is_number:
+        sign = tl.full((1, 1), 1.0, tl.float32)
+        return sign, tl.full((1, 1), sigma, tl.float32), tl.full((1, 1), sigma_low, tl.float32)
+    else:
+        signed = tl.load(sigma + channel * sigma_stride, mask=channel < channels, other=1.0)
+        sign = tl.where(signed < 0, -1.0, 1.0)
+        size = tl.abs(signed.to(tl.float32))
+        if sigma.dtype.element_ty == tl.float64:
+            low = (tl.abs(signed) - size.to(tl.float64)).to(tl.float32)
+        else:
+            low = tl.zeros(signed.shape, tl.float32)
+        return sign, size, low
+
+
+@triton.jit
+def any_value(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    """The formulas are odd or even in sigma x: f(x; sigma) = s f(s x; |sigma|), s the sign of sigma."""
+    if is_exact:
+        value = sign * exact_value(sign * x, sigma, sigma_low, half)
+    else:
+        value = sign * rational_value(sign * x, sigma, sigma_low, half)
+    return tl.where(sigma == 0, 0.5 * x, value)
+
+
+@triton.jit
+def any_gate(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return exact_gate(sign * x, sigma, sigma_low, half)
+    else:
+        return rational_gate(sign * x, sigma, sigma_low, half)
+
+
+@triton.jit
+def any_slope(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return exact_slope(sign * x, sigma, sigma_low, half)
+    else:
+        return rational_slope(sign * x, sigma, sigma_low, half)
+
+
+@triton.jit
+def any_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return exact_by_sigma(x, sigma, sigma_low, half)
+    else:
+        return rational_by_sigma(x, sigma, sigma_low, half)
+
+
+@triton.jit
+def any_gate_slope(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return sign * exact_gate_slope(x, sigma, sigma_low, half)
+    else:
+        return sign * rational_gate_slope(x, sigma, sigma_low, half)
+
+
+@triton.jit
+def any_gate_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return tl.where(sigma == 0, x * INVERSE_PI, exact_gate_by_sigma(x, sigma, sigma_low, half))
+    else:
+        return tl.where(sigma == 0, x * 0.5, rational_gate_by_sigma(x, sigma, sigma_low, half))
+
+
+@triton.jit
+def forward(
+    y,
+    x,
+    up,
+    sigma,
+    sigma_low,
+    sigma_stride,
+    channels,
+    count,
+    sizes,
+    y_strides,
+    x_strides,
+    up_strides,
+    operation: tl.constexpr,
+    is_exact: tl.constexpr,
+    is_number: tl.constexpr,
+    wide: tl.constexpr,
+    block_channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """y = f(x), Z(x) or f(x) up, as ``operation`` is "value", "gate" or "glu"."""
+    half: tl.constexpr = x.dtype.element_ty != tl.float32
+    _, channel, index, exists = tile(channels, count, wide, block_channels, block)
+    sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
+    at = tl.load(x + offsets(channel, index, sizes, x_strides), mask=exists, other=0.0).to(tl.float32)
+    if operation == "gate":
+        result = any_gate(at, sign, sigma, sigma_low, is_exact, half)
+    else:
+        result = any_value(at, sign, sigma, sigma_low, is_exact, half)
+    if operation == "glu":
+        result *= tl.load(up + offsets(channel, index, sizes, up_strides), mask=exists, other=0.0).to(tl.float32)
+    tl.store(y + offsets(channel, index, sizes, y_strides), result, mask=exists)
+
+
+@triton.jit
+def backward(
+    grad_x,
+    grad,
+    x,
+    grad_up,
+    up,
+    sums,
+    sigma,
+    sigma_low,
+    sigma_stride,
+    channels,
+    count,
+    sizes,
+    grad_x_strides,
+    grad_strides,
+    x_strides,
+    grad_up_strides,
+    up_strides,
+    operation: tl.constexpr,
+    is_exact: tl.constexpr,
+    is_number: tl.constexpr,
+    needs_sums: tl.constexpr,
+    wide: tl.constexpr,
+    block_channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The gradients of the forward operation; "output" is the rational value, x being its output."""
+    half: tl.constexpr = x.dtype.element_ty != tl.float32
+    number, channel, index, exists = tile(channels, count, wide, block_channels, block)
+    sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
+    at = tl.load(x + offsets(channel, index, sizes, x_strides), mask=exists, other=0.0).to(tl.float32)
+    through = tl.load(grad + offsets(channel, index, sizes, grad_strides), mask=exists, other=0.0).to(tl.float32)
+    if operation == "glu":
+        by_up = through * any_value(at, sign, sigma, sigma_low, is_exact, half)
+        tl.store(grad_up + offsets(channel, index, sizes, grad_up_strides), by_up, mask=exists)
+        through *= tl.load(up + offsets(channel, index, sizes, up_strides), mask=exists, other=0.0).to(tl.float32)
+    if operation == "gate":
+        by_x = any_gate_slope(at, sign, sigma, sigma_low, is_exact, half)
+    elif operation == "output":
+        by_x = rational_slope_from_output(sign * at, sigma, sigma_low)
+    else:
+        by_x = any_slope(at, sign, sigma, sigma_low, is_exact, half)
+    tl.store(grad_x + offsets(channel, index, sizes, grad_x_strides), through * by_x, mask=exists)
+    if needs_sums:
+        if operation == "gate":
+            by_sigma = any_gate_by_sigma(at, sigma, sigma_low, is_exact, half)
+        elif operation == "output":
+            by_sigma = rational_by_sigma_from_output(sign * at, sigma, sigma_low)
+        else:
+            by_sigma = any_by_sigma(at, sigma, sigma_low, is_exact, half)
+        part = tl.sum(tl.where(exists, through * by_sigma, 0.0), axis=1, keep_dims=True)
+        tl.store(sums + number * channels + channel, part, mask=channel < channels)

@@ -1,0 +1,31 @@
+"""Shared by all tests; runs before any of them is imported.
+
+A torchvision that does not match torch's build fails at import over two operators it would have
+registered itself, and takes timm and the models of transformers down with it.  Declaring them is enough
+for everything these tests use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def _declare_missing_operators() -> torch.library.Library | None:
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(name + _SCHEMA)
+        return library
+    return None
+
+
+# Kept alive: the operators go when the library object does.
+_TORCHVISION = _declare_missing_operators()

@@ -1,0 +1,451 @@
+"""swap() on plain torch models; transformers and timm have files of their own."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import iglu
+from iglu.slots import name_of
+from iglu.swapping import swap
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 8),
+        nn.ReLU(inplace=True),
+        nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Sigmoid()),
+        nn.Linear(8, 2),
+    )
+
+
+def places(record: iglu.swapping.Swap) -> list[str]:
+    return [each.place for each in record.replaced]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(), nn.CELU(), nn.SELU(), nn.GELU(), nn.GELU("tanh"),
+        nn.SiLU(), nn.Mish(), nn.Hardswish(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_usual_activations_are_replaced(activation: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), activation)
+    assert places(swap(model, "iglu:0.5")) == ["1"]
+    x = torch.randn(3, 2)
+    assert torch.equal(model(x), iglu.iglu(model[0](x), 0.5))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        nn.Sigmoid(), nn.Tanh(), nn.Softplus(), nn.Softmax(-1), nn.GLU(), nn.PReLU(), nn.Hardsigmoid(),
+        nn.Hardtanh(), nn.RReLU(), nn.Identity(), nn.Dropout(), iglu.IGLU(2.0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_gates_or_learns_is_left_alone(left: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), left)
+    record = swap(model, "iglu")
+    assert model[1] is left
+    assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
+
+
+def test_a_subclass_counts_only_if_it_computes_the_same() -> None:
+    class Renamed(nn.ReLU):
+        pass
+
+    class Squared(nn.ReLU):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).square()
+
+    class Scaled(nn.ReLU):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    assert places(swap(nn.Sequential(Renamed(), Squared(), Scaled()), "iglu")) == ["0"]
+
+
+def test_the_record_says_what_stood_there_and_reads_well() -> None:
+    record = swap(small_net(), "iglu:0.5")
+    assert [(each.place, each.old, each.new) for each in record.replaced] == [
+        ("1", "ReLU(inplace=True)", "IGLU(sigma=0.5)"),
+        ("2.1", "GELU(approximate='none')", "IGLU(sigma=0.5)"),
+    ]
+    assert repr(record).splitlines() == [
+        "Swap: 2 replaced, 0 functional calls left, 0 not saved",
+        "  replaced 1: ReLU(inplace=True) -> IGLU(sigma=0.5)",
+        "  replaced 2.1: GELU(approximate='none') -> IGLU(sigma=0.5)",
+    ]
+
+
+def test_the_record_puts_like_layers_on_one_line() -> None:
+    record = swap(nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(12)]), "iglu")
+    assert repr(record).splitlines()[1:] == ["  replaced *.* (12 times): ReLU() -> IGLU(sigma=1)"]
+
+
+def test_nothing_to_replace_is_an_empty_record() -> None:
+    record = swap(nn.Sequential(nn.Linear(2, 2)), "iglu")
+    assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
+
+
+def test_inplace_is_dropped_unless_asked_for() -> None:
+    model = small_net()
+    swap(model, "iglu")
+    assert not model[1].inplace
+    swap(model, lambda: iglu.IGLU(inplace=True), only=iglu.IGLU)
+    assert model[1].inplace
+
+
+# --------------------------------------------------------------------------------------- what to put
+
+
+def test_a_factory_is_called_once_for_each_place() -> None:
+    made = []
+
+    def factory() -> nn.Module:
+        made.append(iglu.IGLU(0.25))
+        return made[-1]
+
+    model = small_net()
+    swap(model, factory)
+    assert [model[1], model[2][1]] == made
+    assert made[0] is not made[1]
+
+
+def test_a_class_is_a_factory() -> None:
+    model = small_net()
+    swap(model, nn.SiLU)
+    assert isinstance(model[1], nn.SiLU)
+
+
+def test_an_instance_is_copied_for_each_place() -> None:
+    model = small_net()
+    instance = iglu.IGLU(2.0, learnable=True)
+    swap(model, instance)
+    assert len({id(instance), id(model[1]), id(model[2][1])}) == 3
+    assert model[1].log_sigma.item() == pytest.approx(math.log(2))
+
+
+def test_a_mapping_gives_each_place_its_own_and_leaves_the_rest() -> None:
+    model = nn.Sequential(*[nn.ReLU() for _ in range(4)])
+    to = {"0": "iglu:0.5", "1": lambda: iglu.IGLU(3.0), "[23]": nn.SiLU(), "3": "iglu_approx"}
+    record = swap(model, to)
+    assert [each.new for each in record.replaced] == [
+        "IGLU(sigma=0.5)", "IGLU(sigma=3)", "SiLU()", "IGLU(sigma=1, approximate='rational')",
+    ]  # fmt: skip
+    model = small_net()
+    assert places(swap(model, {"1": "iglu"})) == ["1"]
+    assert isinstance(model[2][1], nn.GELU)
+
+
+def test_a_mapping_to_a_place_that_is_not_there_raises_and_touches_nothing() -> None:
+    model = small_net()
+    with pytest.raises(ValueError, match=r"no activation at '7.act'. Places of this model: 1, 2.1"):
+        swap(model, {"1": "iglu", "7.act": "iglu"})
+    assert isinstance(model[1], nn.ReLU)
+
+
+@pytest.mark.parametrize("name", ["iglu:", "iglu:x", "iglu:learnable=", "relu:2", "igul", "iglu:-1", "IGLU"])
+def test_malformed_and_unknown_names_raise_and_touch_nothing(name: str) -> None:
+    model = small_net()
+    with pytest.raises(ValueError, match=r"[Aa]ctivation"):
+        swap(model, name)
+    assert isinstance(model[1], nn.ReLU)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"Did you mean 'iglu'"):
+        swap(small_net(), "igul")
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"to must be a name, a module, a callable or a mapping .* got 0.5"):
+        swap(small_net(), 0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"to must make an nn\.Module"):
+        swap(small_net(), lambda: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="only must be"):
+        swap(small_net(), "iglu", only=[3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got str"):
+        swap("resnet50", "iglu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="itself an activation"):
+        swap(nn.ReLU(), "iglu")
+
+
+# --------------------------------------------------------------------------------------- where
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ("1", ["1"]),
+        ("2.*", ["2.1"]),
+        ("*", ["1", "2.1"]),
+        (nn.GELU, ["2.1"]),
+        (nn.Sigmoid, ["2.2"]),
+        ("2.2", ["2.2"]),
+        (nn.Module, ["1", "2.1"]),
+        (lambda place, module: isinstance(module, nn.ReLU), ["1"]),
+        ([nn.GELU, "1"], ["1", "2.1"]),
+        ((nn.Sigmoid, lambda place, module: place == "1"), ["1", "2.2"]),
+        ([], []),
+        ("nowhere.*", []),
+        ("2", []),
+    ],
+)
+def test_only_narrows_the_choice(only: object, expected: list[str]) -> None:
+    assert places(swap(small_net(), "iglu", only=only)) == expected  # type: ignore[arg-type]
+
+
+def test_a_module_named_by_its_type_goes_with_what_is_inside() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+    assert places(swap(nn.Sequential(Pair(), nn.ReLU()), "iglu", only=[Pair, nn.ReLU])) == ["0", "1"]
+
+
+def test_two_places_of_one_instance_get_two() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
+    assert places(swap(model, "iglu:learnable")) == ["1", "3"]
+    assert model[1] is not model[3]
+    assert len([name for name, _ in model.named_parameters() if "log_sigma" in name]) == 2
+
+
+def test_a_block_used_twice_stays_one_block() -> None:
+    block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.Sequential(block, block)
+    assert places(swap(model, "iglu:learnable")) == ["0.1"]
+    assert model[0] is model[1]
+
+
+def test_an_empty_sequential_is_walked_past() -> None:
+    model = nn.ModuleDict({"empty": nn.Sequential(), "act": nn.ReLU()})
+    assert places(swap(model, "iglu")) == ["act"]
+
+
+# --------------------------------------------------------------------------------------- surroundings
+
+
+def test_mode_is_that_of_the_old_one() -> None:
+    model = small_net().eval()
+    model[2].train()
+    swap(model, "iglu")
+    assert not model[1].training
+    assert model[2][1].training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_learnable_sigma_takes_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    model = small_net().to(dtype)
+    swap(model, "iglu:learnable=0.5")
+    assert model[1].log_sigma.dtype == dtype
+    model(torch.randn(3, 4, dtype=dtype)).sum().backward()
+    assert model[1].log_sigma.grad.isfinite().all()
+
+
+def test_dtype_and_device_are_those_of_the_nearest_layer() -> None:
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2, device="meta"), nn.Sequential(nn.ReLU())),
+        nn.Sequential(nn.Linear(2, 2, dtype=torch.bfloat16), nn.Sequential(nn.ReLU())),
+    )
+    swap(model, "iglu:learnable")
+    assert model[0][1][0].log_sigma.device.type == "meta"
+    assert model[1][1][0].log_sigma.dtype == torch.bfloat16
+
+
+def test_a_fixed_sigma_adds_nothing_to_the_state_dict() -> None:
+    model = small_net()
+    before = list(model.state_dict())
+    swap(model, "iglu:0.5")
+    assert list(model.state_dict()) == before
+
+
+def test_sigma_is_learned_in_every_place() -> None:
+    model = small_net()
+    swap(model, "iglu:learnable")
+    model(torch.randn(5, 4)).square().sum().backward()
+    assert model[1].log_sigma.grad.abs() > 0
+    assert model[2][1].log_sigma.grad.abs() > 0
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.relu, nn.ReLU()])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_transformer_layer_leaves_its_fused_path(activation: object, padded: bool) -> None:
+    def encoder(activation: object) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=True)  # type: ignore[arg-type]
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=activation is not iglu.iglu).eval()
+
+    model, expected = encoder(activation), encoder(iglu.iglu)
+    expected.load_state_dict(model.state_dict())
+    assert places(swap(model, "iglu")) == ["layers.0.activation", "layers.1.activation"]
+    x = torch.randn(2, 5, 8)
+    mask = torch.arange(5).expand(2, 5) >= torch.tensor([[5], [3]]) if padded else None
+    with torch.no_grad():
+        got, want = (each(x, src_key_padding_mask=mask) for each in (model, expected))
+    keep = ~mask if mask is not None else torch.ones(2, 5, dtype=torch.bool)
+    torch.testing.assert_close(got[keep], want[keep])
+
+
+# --------------------------------------------------------------------------------------- functional calls
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x))
+        x = torch.nn.functional.gelu(x, approximate="tanh")
+        x = torch.relu(x) + self.conv(x).relu() + self.helper(x) + halved_silu(x)
+        return module_level_gelu(x) + nn.Mish()(x) + torch.sigmoid(x)
+
+    def helper(self, x: Tensor) -> Tensor:
+        act = F.leaky_relu
+        return act(x)
+
+
+def halved_silu(x: Tensor) -> Tensor:
+    return F.silu(x) / 2 + swish(x)
+
+
+def swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+module_level_gelu = nn.GELU()
+
+
+class FunctionalChild(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Functional, FunctionalChild])
+def test_calls_inside_a_forward_are_reported_with_their_place(kind: type[nn.Module]) -> None:
+    record = swap(nn.ModuleDict({"block": kind(), "act": nn.ReLU()}), "iglu")
+    assert places(record) == ["act"]
+    assert {each.place for each in record.functional} == {"block"}
+    assert sorted(each.call for each in record.functional) == [
+        "F.leaky_relu",
+        "F.relu(self.conv(x))",
+        "F.silu(x)",
+        "module_level_gelu(x)",
+        "nn.Mish()",
+        "self.conv(x).relu()",
+        "swish(x)",
+        "torch.nn.functional.gelu(x, approximate='tanh')",
+        "torch.relu(x)",
+    ]
+    assert all(each.source.startswith("test_swapping.py:") for each in record.functional)
+
+
+def test_the_line_of_a_call_is_the_line_in_the_file() -> None:
+    record = swap(nn.ModuleDict({"block": Functional()}), "iglu")
+    (source,) = [each.source for each in record.functional if each.call == "torch.relu(x)"]
+    with open(__file__, encoding="utf-8") as file:
+        assert "x = torch.relu(x)" in file.readlines()[int(source.split(":")[1]) - 1]
+
+
+def test_reading_a_forward_runs_nothing_and_needs_no_source() -> None:
+    class Trap(nn.Module):
+        @property
+        def activation(self) -> object:
+            raise AssertionError("a property was asked")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.activation(x)
+
+    without_source = type("Unseen", (nn.Module,), {"forward": eval("lambda self, x: F.relu(x)", {"F": F})})
+    assert swap(nn.Sequential(Trap(), without_source()), "iglu").functional == []
+
+
+def test_names_of_locals_are_not_taken_for_functions() -> None:
+    class Shadow(nn.Module):
+        def forward(self, module_level_gelu: Tensor) -> Tensor:
+            return module_level_gelu * 2 if self.training is not F.relu else module_level_gelu
+
+    assert swap(nn.Sequential(Shadow()), "iglu").functional == []
+
+
+def test_a_function_kept_in_an_attribute_is_replaced() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = F.gelu
+            self.other = functools.partial(F.leaky_relu, negative_slope=0.2)
+            self.gate = torch.sigmoid
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(x) + self.other(x) * self.gate(x)
+
+    model = nn.Sequential(Block())
+    record = swap(model, "iglu:0.5")
+    assert [(each.place, each.old) for each in record.replaced] == [
+        ("0.act", "gelu"),
+        ("0.other", "leaky_relu"),
+    ]
+    assert record.functional == []
+    x = torch.randn(4)
+    torch.testing.assert_close(model(x), iglu.iglu(x, 0.5) * (1 + torch.sigmoid(x)))
+
+
+def test_a_function_called_with_options_is_reported_not_replaced() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = F.relu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(x, inplace=False)
+
+    model = nn.Sequential(Block())
+    record = swap(model, "iglu")
+    assert record.replaced == []
+    assert [each.call for each in record.functional] == ["self.act(x, inplace=False)"]
+    model(torch.ones(2))
+
+
+def test_a_function_that_was_not_chosen_is_not_reported() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = F.relu
+            self.last = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.act(x))
+
+    record = swap(nn.Sequential(Block()), "iglu", only=nn.ReLU)
+    assert (places(record), record.functional) == (["0.last"], [])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (iglu.IGLU(), "iglu:1.0"),
+        (iglu.IGLU(0.123456789), "iglu:0.123456789"),
+        (iglu.IGLU(5.0, learnable=True, approximate="rational"), "iglu_approx:learnable=5.0"),
+        (nn.SiLU(inplace=True), "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU("tanh"), None),
+        (nn.LeakyReLU(0.3), None),
+        (iglu.IGLU(learnable=True, channels=3), None),
+        (iglu.IGLU(0.0, learnable=True, constrain=False), None),
+        (nn.Linear(1, 1), None),
+    ],
+    ids=str,
+)
+def test_a_module_has_a_name_exactly_if_the_grammar_makes_it(module: nn.Module, name: str | None) -> None:
+    assert name_of(module) == name

@@ -1,0 +1,47 @@
+"""The worst error, in units in the last place, by precision, function, derivative and sigma:
+
+python tools/accuracy.py [auto | native | plain]
+
+Half precisions are checked over all their values, the others at a million points of all magnitudes,
+against the extended-precision truth of tests/truth.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import torch
+
+import iglu
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+import truth
+
+SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 100.0)
+WHAT = {"value": "value", "gate": "gate", "slope": "d/dx", "by_sigma": "d/dsigma"}
+
+
+def main(backend: str) -> None:
+    print(f"{'dtype':10}{'family':10}{'':10}" + "".join(f"{sigma:>8g}" for sigma in SIGMAS))
+    with iglu.backend(backend):
+        print(iglu.explain(torch.ones(1)))
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            x = truth.spread(dtype, 250_000) if dtype.itemsize > 2 else truth.every_value(dtype)
+            for approximate in ("none", "rational"):
+                for kind, label in WHAT.items():
+                    errors = [_worst(kind, x, sigma, approximate) for sigma in SIGMAS]
+                    name = str(dtype).removeprefix("torch.")
+                    family = "exact" if approximate == "none" else approximate
+                    print(f"{name:10}{family:10}{label:10}" + "".join(f"{error:8.2f}" for error in errors))
+
+
+def _worst(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
+    if kind == "by_sigma" and x.dtype != torch.float64:
+        sigma = float(torch.tensor(sigma))  # a tensor sigma has the precision of the computation
+    result = truth.evaluate(kind, x, sigma, approximate)
+    return float(truth.ulp_errors(result, truth.TRUTH[approximate, kind](truth.extended(x), sigma)).max())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "auto")

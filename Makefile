@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint wheel clean
+.PHONY: help demo test check-all lint wheel pictures accuracy clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
@@ -13,6 +13,8 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make check-all  lint, the tests, and what takes minutes"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
+	@echo "make accuracy   print the worst error of every function, in units in the last place"
+	@echo "make pictures   draw the pictures of the README"
 	@echo "make clean      remove what was built"
 
 # torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
@@ -43,6 +45,16 @@ lint: $(VENV)/test.stamp
 
 check-all: lint test
 	$(BIN)/pytest -m slow
+	tools/check_wheel
+
+wheel: $(VENV)/test.stamp
+	tools/check_wheel
+
+pictures: $(VENV)/test.stamp
+	$(BIN)/python tools/pictures.py docs/images
+
+accuracy: $(VENV)/test.stamp
+	$(BIN)/python tools/accuracy.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info iglu/*.so

@@ -220,9 +220,9 @@ def _rational_slope_from_output(y: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _rational_by_sigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
-    """(x r)^2/2, where x = y / gate."""
+    """(x r)^2/2, where x = y / gate; for large v, x r = (1 - r)/sigma does not overflow."""
     v, r = _rational_r_from_output(y, sigma)
-    root = torch.where(v < 0, 2 * y, y * r / (1 - r / 2))
+    root = torch.where(v < 0, 2 * y, torch.where(v > 1, (1 - r) / sigma, y * r / (1 - r / 2)))
     return root * (root / 2)
 
 

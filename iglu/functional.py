@@ -62,8 +62,8 @@ def iglu(
     >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=2.0, approximate="rational")
     tensor([-0.1667,  0.0000,  0.8333])
     """
-    if save == "input" and not is_dynamo_compiling():
-        served = kernels.value(x, sigma, approximate, channel_dim, inplace)
+    if save in SAVES and not is_dynamo_compiling():
+        served = kernels.value(x, sigma, approximate, channel_dim, inplace, save == "output")
         if served is not None:
             return served
     if has_torch_function((x, sigma)):

@@ -1,5 +1,6 @@
 """Which kernel serves a call; and that the entry, the pointers and the plain path are one function."""
 
+import contextlib
 import itertools
 import math
 
@@ -68,9 +69,8 @@ def test_native_values_and_gradients_are_those_of_the_formulas(
         "channels": lambda: torch.rand(x.shape[1]) + 0.2,
     }[kind]()
     tolerance = {"rtol": 16 * torch.finfo(dtype).eps, "atol": 1e-5 if dtype != torch.float64 else 1e-13}
+    _served(function, x, sigma, approximate=approximate)
     results = []
-    for path in (_served(function, x, sigma, approximate=approximate)[0], None):
-        del path
     grad = torch.randn_like(x)
     for name in ("native", "plain"):
         leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
@@ -89,6 +89,47 @@ def test_native_values_and_gradients_are_those_of_the_formulas(
     for got, expected in zip(*results, strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected, **tolerance)
+
+
+@pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["number", "one", "channels"])
+def test_native_gradients_from_the_output_are_the_formulas(
+    native_path, options, layout, dtype, kind
+):
+    torch.manual_seed(0)
+    x = (LAYOUTS[layout]() * 3).to(dtype)
+    sigma = {"number": 0.7, "one": torch.tensor(0.7), "channels": torch.rand(x.shape[1]) - 0.3}[kind]
+    grad = torch.randn_like(x)
+    results = []
+    for backend in ("native", "plain"):
+        leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_()]
+        if isinstance(sigma, torch.Tensor):
+            leaves.append(sigma.clone().requires_grad_())
+        scale = leaves[1] if len(leaves) > 1 else sigma
+        with iglu.backend(backend) if backend == "plain" else contextlib.nullcontext():
+            y = iglu.iglu(leaves[0] * 1, scale, approximate="rational", **options)
+        results.append((y, *torch.autograd.grad(y, leaves, grad)))
+    rtol, atol = (1e-11, 1e-11) if dtype == torch.float64 else (64 * torch.finfo(dtype).eps, 2e-2)
+    if dtype == torch.float32:
+        atol = 1e-4
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def test_the_output_is_kept_alone_and_a_leaf_is_protected(native_path):
+    saved = []
+    x = torch.randn(100, requires_grad=True) * 1.0
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        y = iglu.iglu(x, 0.5, approximate="rational", inplace=True)
+    assert y is x
+    assert saved == [x.data_ptr()]
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        iglu.iglu(torch.randn(3, requires_grad=True), 0.7, approximate="rational", inplace=True)
+    base = torch.randn(6, requires_grad=True) * 1.0
+    iglu.iglu(base[:4], 0.7, approximate="rational", inplace=True)
+    assert torch.autograd.grad(base.sum(), base, retain_graph=True)[0].shape == (6,)
 
 
 PAIRS = {
@@ -311,7 +352,7 @@ def test_an_unknown_backend_is_named_with_the_choice():
 def test_a_missing_backend_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(native, "loops", None)
     monkeypatch.setattr(native, "why_no_loops", "the loops (iglu._kernels) were not built: no compiler")
-    with pytest.raises(RuntimeError, match="no compiler. To get it: pip install"), iglu.backend("native"):
+    with pytest.raises(RuntimeError, match=r"no compiler\. To get it: pip install"), iglu.backend("native"):
         pass
 
 

@@ -18,7 +18,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -290,7 +290,7 @@ def _backward_pair(
 
 
 class _Recorded(Function):
-    """A recorded call of the loops; its inputs are x, up (or None), sigma."""
+    """A recorded call of the loops that keeps its inputs: x, up (or None), sigma."""
 
     @staticmethod
     def forward(
@@ -328,6 +328,35 @@ class _Recorded(Function):
         )
 
 
+class _KeepsOutput(Function):
+    """A recorded call of the rational value that keeps its output, and may write it over x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, approximate: str, x: Tensor, sigma: Sigma, channel_dim: int, overwrite: bool
+    ) -> Tensor:
+        y = _forward_pointwise(
+            "value", approximate, x, sigma, channel_dim, x if overwrite else torch.empty_like(x)
+        )
+        if overwrite:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(y, sigma if isinstance(sigma, Tensor) else None)
+        ctx.number, ctx.approximate, ctx.channel_dim = sigma, approximate, channel_dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        y, tensor_sigma = ctx.saved_tensors
+        sigma: Sigma = ctx.number if tensor_sigma is None else tensor_sigma
+        needs_sigma = tensor_sigma is not None and ctx.needs_input_grad[2]
+        arguments = (grad, y, None, sigma, ctx.channel_dim, needs_sigma)
+        if torch.is_grad_enabled() or not (is_plain_eager() and is_ordinary(grad) and is_ordinary(y)):
+            grads = plain_gradients(f"output:{ctx.approximate}", *arguments)
+        else:
+            grads = _native_gradients("output", ctx.approximate, *arguments)
+        return None, grads[0], grads[1] if needs_sigma else None, None, None
+
+
 def _native_gradients(
     operation: str,
     approximate: str,
@@ -357,6 +386,10 @@ def plain_gradients(
 ) -> list[Tensor]:
     """The gradients of x, of up if there is one, and of sigma if needed, by differentiable operations: for a
     backward pass that is itself recorded, here and in ``iglu._entry``."""
+    if name.startswith("output"):
+        scale = plain.along_channels(sigma, x.dim(), channel_dim) if isinstance(sigma, Tensor) else sigma
+        by_x, by_sigma = plain.gradients_from_output(name.partition(":")[2], grad, x, scale, needs_sigma)
+        return [by_x] if by_sigma is None else [by_x, by_sigma.reshape(cast("Tensor", sigma).shape)]
     is_packed = name.startswith("glu") and up is None
     tensors = x.chunk(2, -1) if is_packed else (x,) if up is None else (x, up)
     scale = plain.along_channels(sigma, x.dim(), channel_dim) if isinstance(sigma, Tensor) else sigma
@@ -380,6 +413,7 @@ def _run(
 
 # Past the Python half of Function.apply, which looks for transforms that is_plain_eager has excluded.
 _record: Callable[..., Tensor] = super(Function, _Recorded).apply
+_record_output: Callable[..., Tensor] = super(Function, _KeepsOutput).apply
 
 
 def _requires_grad(*values: object) -> bool:
@@ -392,10 +426,16 @@ def _is_call_for_us(x: Any, approximate: str) -> bool:
     )
 
 
-def _value(x: Any, sigma: Any, approximate: str, channel_dim: int, inplace: bool) -> Tensor | None:
+def _value(
+    x: Any, sigma: Any, approximate: str, channel_dim: int, inplace: bool, save_output: bool
+) -> Tensor | None:
     if not (_is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim) and is_dense(x)):
         return None
-    records = _requires_grad(x, sigma)
+    records, is_rational = _requires_grad(x, sigma), approximate == "rational"
+    if save_output and not is_rational:
+        return None
+    if records and is_rational and (inplace or save_output):
+        return _record_output(approximate, x, sigma, channel_dim, inplace)
     if inplace:
         if records or x.is_inference():
             return None

@@ -11,6 +11,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -41,6 +42,7 @@ struct Options {
     iglu_family family;
     double number;        // sigma where it is no tensor
     int64_t channel_dim;  // of a sigma with more than one value
+    bool keep_output;     // for the backward pass, in the place of x
 };
 
 // -- which tensors are served ------------------------------------------------------------------------
@@ -134,7 +136,9 @@ void run(const Options &options, const Tensor &x, const iglu_call &call) {
 }
 
 Options backward(Options options) {
-    options.operation = static_cast<iglu_operation>(options.operation - IGLU_VALUE + IGLU_VALUE_BACKWARD);
+    options.operation = options.keep_output
+        ? IGLU_OUTPUT_BACKWARD
+        : static_cast<iglu_operation>(options.operation - IGLU_VALUE + IGLU_VALUE_BACKWARD);
     return options;
 }
 
@@ -295,7 +299,8 @@ Gradients backward_cpu(const Options &options, const Tensor &grad, const Tensor 
 variable_list backward_plain(const Options &options, const Tensor &grad, const Tensor &x,
                              const OptionalTensor &up, const OptionalTensor &sigma, bool needs_sigma) {
     pybind11::gil_scoped_acquire gil;
-    const auto name = std::string(kNames[options.operation]) + ":" + kFamilies[options.family];
+    const auto name =
+        std::string(options.keep_output ? "output" : kNames[options.operation]) + ":" + kFamilies[options.family];
     const auto native = pybind11::module_::import("iglu.kernels.native");
     pybind11::object scale = sigma ? pybind11::cast(*sigma) : pybind11::cast(options.number);
     const auto gradients = native.attr("plain_gradients")(name, grad, x, up, scale, options.channel_dim, needs_sigma);
@@ -304,7 +309,7 @@ variable_list backward_plain(const Options &options, const Tensor &grad, const T
 
 struct IgluBackward : public Node {
     Options options{};
-    SavedVariable x, up, sigma;
+    SavedVariable x, up, sigma;  // x is the output where that is kept
     bool has_up = false, has_sigma = false;
     bool released = false;
 
@@ -352,7 +357,8 @@ struct IgluBackward : public Node {
         args.collect(static_cast<int64_t>(options.family));
         args.collect(options.number);
         args.collect(options.channel_dim);
-        args.collect(x, false);
+        args.collect(options.keep_output);
+        args.collect(x, options.keep_output);
         args.collect(up, false);
         args.collect(sigma, false);
     }
@@ -370,6 +376,7 @@ struct IgluBackward : public Node {
         packed.pack(static_cast<int64_t>(options.family));
         packed.pack(options.number);
         packed.pack(options.channel_dim);
+        packed.pack(options.keep_output);
         packed.pack(needs_sigma);
         packed.pack(x.unpack(self));
         packed.pack(has_up ? up.unpack(self) : Tensor());
@@ -397,6 +404,7 @@ struct IgluBackward : public Node {
         options.family = static_cast<iglu_family>(packed.unpack<int64_t>());
         options.number = packed.unpack<double>();
         options.channel_dim = packed.unpack<int64_t>();
+        options.keep_output = packed.unpack<bool>();
         const bool needs_sigma = packed.unpack<bool>();
         const Tensor x = packed.unpack<Tensor>();
         const Tensor up = packed.unpack<Tensor>();
@@ -416,7 +424,8 @@ struct IgluBackward : public Node {
 
 // -- the operations ----------------------------------------------------------------------------------
 
-using Signature = Tensor(const Tensor &, const OptionalTensor &, const OptionalTensor &, double, int64_t, int64_t);
+using Signature = Tensor(const Tensor &, const OptionalTensor &, const OptionalTensor &, double, int64_t, int64_t,
+                         bool);
 
 template <iglu_operation operation>
 const c10::TypedOperatorHandle<Signature> &handle() {
@@ -428,40 +437,67 @@ const c10::TypedOperatorHandle<Signature> &handle() {
 
 template <iglu_operation operation>
 Tensor cpu_kernel(const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma, double number,
-                  int64_t channel_dim, int64_t family) {
-    const Options options{operation, static_cast<iglu_family>(family), number, channel_dim};
+                  int64_t channel_dim, int64_t family, bool keep_output) {
+    const Options options{operation, static_cast<iglu_family>(family), number, channel_dim, keep_output};
     TORCH_CHECK(is_served(options, x, up, sigma), "iglu::", kNames[operation],
                 " serves dense floating-point CPU tensors; call iglu.", operation == IGLU_VALUE ? "iglu" : "iglu_",
                 operation == IGLU_VALUE ? "" : kNames[operation], ", which finds the kernel for any other");
     return forward_cpu(options, x, up, sigma);
 }
 
+bool is_recorded(const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma) {
+    return at::GradMode::is_enabled() &&
+        (x.requires_grad() || (up && up->requires_grad()) || (sigma && sigma->requires_grad()));
+}
+
+// A node with its edges and all that it keeps, but for an output that is not there yet.
+auto record(const Options &options, const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma) {
+    auto node = IgluBackward::create();
+    node->options = options;
+    node->has_up = up.has_value();
+    node->has_sigma = sigma.has_value();
+    auto edges = torch::autograd::collect_next_edges(x);
+    if (up) edges.push_back(torch::autograd::impl::gradient_edge(*up));
+    if (sigma) edges.push_back(torch::autograd::impl::gradient_edge(*sigma));
+    node->set_next_edges(std::move(edges));
+    if (!options.keep_output) node->x = SavedVariable(x, false);
+    if (up) node->up = SavedVariable(*up, false);
+    if (sigma) node->sigma = SavedVariable(*sigma, false);
+    return node;
+}
+
 template <iglu_operation operation>
 Tensor autograd_kernel(const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma, double number,
-                       int64_t channel_dim, int64_t family) {
-    const bool x_needs = x.requires_grad(), up_needs = up && up->requires_grad(),
-               sigma_needs = sigma && sigma->requires_grad();
-    const bool records = at::GradMode::is_enabled() && (x_needs || up_needs || sigma_needs);
+                       int64_t channel_dim, int64_t family, bool keep_output) {
     Tensor y;
     {
         at::AutoDispatchBelowADInplaceOrView below;
-        y = cpu_kernel<operation>(x, up, sigma, number, channel_dim, family);
+        y = cpu_kernel<operation>(x, up, sigma, number, channel_dim, family, keep_output);
     }
-    if (records) {
-        auto node = IgluBackward::create();
-        node->options = {operation, static_cast<iglu_family>(family), number, channel_dim};
-        node->has_up = up.has_value();
-        node->has_sigma = sigma.has_value();
-        auto edges = torch::autograd::collect_next_edges(x);
-        if (up) edges.push_back(torch::autograd::impl::gradient_edge(*up));
-        if (sigma) edges.push_back(torch::autograd::impl::gradient_edge(*sigma));
-        node->set_next_edges(std::move(edges));
-        node->x = SavedVariable(x, false);
-        if (up) node->up = SavedVariable(*up, false);
-        if (sigma) node->sigma = SavedVariable(*sigma, false);
+    if (is_recorded(x, up, sigma)) {
+        auto node = record({operation, static_cast<iglu_family>(family), number, channel_dim, keep_output}, x, up, sigma);
         torch::autograd::set_history(y, node);
+        if (keep_output) node->x = SavedVariable(y, true);
     }
     return y;
+}
+
+// y over x.  Recorded only where the output is what is kept.
+void overwrite(const Options &options, const Tensor &x, const OptionalTensor &sigma) {
+    RECORD_FUNCTION("iglu::value_", c10::ArrayRef<const c10::IValue>{});
+    const bool records = is_recorded(x, std::nullopt, sigma);
+    torch::autograd::check_inplace(x, records);
+    decltype(IgluBackward::create()) node;
+    if (records) node = record(options, x, std::nullopt, sigma);
+    {
+        at::AutoDispatchBelowADInplaceOrView below;
+        forward_into(options, x, std::nullopt, sigma, read_inputs(options, x, std::nullopt), x.data_ptr());
+    }
+    x.unsafeGetTensorImpl()->bump_version();
+    if (records) {
+        torch::autograd::rebase_history(torch::autograd::variable_list{x}, node);
+        node->x = SavedVariable(x, true, x.is_view());
+    }
 }
 
 // -- called from Python ------------------------------------------------------------------------------
@@ -501,7 +537,7 @@ constexpr int64_t kWorthReleasing = 4096;
 
 template <iglu_operation operation>
 PyObject *serve(PyObject *x_object, PyObject *up_object, PyObject *sigma_object, PyObject *approximate,
-                PyObject *channel_dim, bool inplace) {
+                PyObject *channel_dim, bool inplace, bool save_output) {
     if (!THPVariable_CheckExact(x_object) || !is_plain_eager()) Py_RETURN_NONE;
     const Tensor &x = THPVariable_Unpack(x_object);
     OptionalTensor up, sigma;
@@ -509,53 +545,52 @@ PyObject *serve(PyObject *x_object, PyObject *up_object, PyObject *sigma_object,
         if (!THPVariable_CheckExact(up_object)) Py_RETURN_NONE;
         up = THPVariable_Unpack(up_object);
     }
-    Options options{operation, IGLU_EXACT, 0.0, 1};
+    Options options{operation, IGLU_EXACT, 0.0, 1, false};
     const int64_t family = read_family(approximate);
     if (family < 0 || !PyLong_Check(channel_dim) || !read_sigma(sigma_object, x, options.number, sigma)) {
         Py_RETURN_NONE;
     }
     options.family = static_cast<iglu_family>(family);
+    options.keep_output = family == IGLU_RATIONAL && (inplace || save_output);
+    if (save_output && !options.keep_output) Py_RETURN_NONE;
     if (sigma) options.channel_dim = PyLong_AsLongLong(channel_dim);
     if (PyErr_Occurred()) return nullptr;
     if (!is_served(options, x, up, sigma)) Py_RETURN_NONE;
 
     if (inplace) {
-        const bool records = at::GradMode::is_enabled() && (x.requires_grad() || (sigma && sigma->requires_grad()));
-        if (records || x.is_inference()) Py_RETURN_NONE;
-        RECORD_FUNCTION("iglu::value_", c10::ArrayRef<const c10::IValue>{});
-        forward_into(options, x, up, sigma, read_inputs(options, x, up), x.data_ptr());
-        x.unsafeGetTensorImpl()->bump_version();
+        if (x.is_inference() || (is_recorded(x, up, sigma) && !options.keep_output)) Py_RETURN_NONE;
+        overwrite(options, x, sigma);
         Py_INCREF(x_object);
         return x_object;
     }
     Tensor y;
     if (x.numel() >= kWorthReleasing) {
         pybind11::gil_scoped_release no_gil;
-        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family);
+        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family, options.keep_output);
     } else {
-        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family);
+        y = handle<operation>().call(x, up, sigma, options.number, options.channel_dim, family, options.keep_output);
     }
     return THPVariable_Wrap(std::move(y));
 }
 
 PyObject *value(PyObject *, PyObject *const *args, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    TORCH_CHECK(count == 5, "value takes x, sigma, approximate, channel_dim, inplace");
-    return serve<IGLU_VALUE>(args[0], nullptr, args[1], args[2], args[3], args[4] == Py_True);
+    TORCH_CHECK(count == 6, "value takes x, sigma, approximate, channel_dim, inplace, save_output");
+    return serve<IGLU_VALUE>(args[0], nullptr, args[1], args[2], args[3], args[4] == Py_True, args[5] == Py_True);
     END_HANDLE_TH_ERRORS
 }
 
 PyObject *gate(PyObject *, PyObject *const *args, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK(count == 4, "gate takes x, sigma, approximate, channel_dim");
-    return serve<IGLU_GATE>(args[0], nullptr, args[1], args[2], args[3], false);
+    return serve<IGLU_GATE>(args[0], nullptr, args[1], args[2], args[3], false, false);
     END_HANDLE_TH_ERRORS
 }
 
 PyObject *glu(PyObject *, PyObject *const *args, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK(count == 5, "glu takes gate, up, sigma, approximate, channel_dim");
-    return serve<IGLU_GLU>(args[0], args[1], args[2], args[3], args[4], false);
+    return serve<IGLU_GLU>(args[0], args[1], args[2], args[3], args[4], false, false);
     END_HANDLE_TH_ERRORS
 }
 
@@ -573,7 +608,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "iglu._entry", nullptr, -1, met
 TORCH_LIBRARY(iglu, library) {
     for (const char *name : kNames) {
         library.def((std::string(name) +
-                     "(Tensor x, Tensor? up, Tensor? sigma, float number, int channel_dim, int family) -> Tensor")
+                     "(Tensor x, Tensor? up, Tensor? sigma, float number, int channel_dim, int family, "
+                     "bool keep_output=False) -> Tensor")
                         .c_str());
     }
 }

@@ -22,7 +22,12 @@ typedef struct {
 } NAME(scale);
 
 #define SCALE NAME(scale)
+/* pi = PI (1 + PI_ERROR), and so for its inverse. */
+#define BY_PRECISION(single, twice) ((REAL)(sizeof(REAL) == sizeof(float) ? (single) : (twice)))
+#define PI ((REAL)3.141592653589793)
+#define PI_ERROR BY_PRECISION(-2.7827534378484539e-8, 3.8981718325193755e-17)
 #define INVERSE_PI ((REAL)0.31830988618379067)
+#define INVERSE_PI_ERROR BY_PRECISION(4.034206196184844e-8, -6.182238607512212e-17)
 
 IGLU_INLINE REAL NAME(smaller)(REAL a, REAL b) { return a < b ? a : b; }
 
@@ -33,6 +38,17 @@ IGLU_INLINE REAL NAME(positive_part)(REAL x) { return x < 0 ? 0 : x; }
 
 /* A distribution function, from its (symmetric) tail. */
 IGLU_INLINE REAL NAME(either_tail)(REAL x, REAL tail) { return x < 0 ? tail : 1 - tail; }
+
+/* value (1 + error); value must be finite.  For the half types all these errors are below notice. */
+IGLU_INLINE REAL NAME(corrected)(REAL value, REAL error)
+{
+#if HALF
+    (void)error;
+    return value;
+#else
+    return MADD(value, error, value);
+#endif
+}
 
 /* -- exact ------------------------------------------------------------------------------------------- */
 
@@ -53,6 +69,25 @@ IGLU_INLINE NAME(argument) NAME(argument_of)(REAL x, SCALE k)
     return u;
 }
 
+/* arctan(a)/pi for a < 1, given excess(z): its linear term, where the digits are, to twice the precision. */
+IGLU_INLINE REAL NAME(near_angle)(REAL size, REAL z, REAL excess, SCALE k)
+{
+    REAL linear = k.over_pi * size;
+    REAL rest = MADD(k.over_pi_low, size, FUSED(k.over_pi, size, -linear));
+    return linear + MADD(linear * z, excess, rest);
+}
+
+IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL m = NAME(smaller)(u.t, u.a), z = m * m, excess = NAME(excess)(z);
+    REAL near = (REAL)0.5 - NAME(near_angle)(u.size, z, excess, k);
+    REAL linear = m * INVERSE_PI;
+    REAL rest = MADD(linear, u.t_error + INVERSE_PI_ERROR, FUSED(m, INVERSE_PI, -linear));
+    REAL far = linear + MADD(linear * z, excess, rest);
+    return NAME(either_tail)(x, u.a < 1 ? near : far);
+}
+
 #if HALF
 
 /* The gate at -a, one fraction in b = pi a for every a up to FAR, where it is 1/b to every digit that counts and
@@ -64,13 +99,6 @@ IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
 {
     REAL size = NAME(smaller)(FAR * k.inverse, ABS(x));
     return MADD(-size, NAME(exact_tail)(k.times_pi * size), NAME(positive_part)(x));
-}
-
-IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
-{
-    REAL b = k.times_pi * NAME(size)(x, k);
-    REAL near = NAME(exact_tail)(NAME(smaller)(FAR, b));
-    return NAME(either_tail)(x, b > FAR ? 1 / b : near);
 }
 #undef FAR
 
@@ -84,14 +112,6 @@ IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
 
 #else
 
-/* arctan(a)/pi for a < 1, given excess(z): its linear term, where the digits are, to twice the precision. */
-IGLU_INLINE REAL NAME(near_angle)(REAL size, REAL z, REAL excess, SCALE k)
-{
-    REAL linear = k.over_pi * size;
-    REAL rest = MADD(k.over_pi_low, size, FUSED(k.over_pi, size, -linear));
-    return linear + MADD(linear * z, excess, rest);
-}
-
 IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
 {
     REAL size = NAME(size)(x, k), a = k.sigma * size, m = NAME(smaller)(1 / a, a), z = m * m;
@@ -102,16 +122,6 @@ IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
     return NAME(positive_part)(x) - (a < 1 ? near : far);
 }
 
-IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
-{
-    NAME(argument) u = NAME(argument_of)(x, k);
-    REAL m = NAME(smaller)(u.t, u.a), z = m * m, excess = NAME(excess)(z);
-    REAL near = (REAL)0.5 - NAME(near_angle)(u.size, z, excess, k);
-    REAL linear = m * INVERSE_PI;
-    REAL far = linear + linear * MADD(z, excess, u.t_error);
-    return NAME(either_tail)(x, u.a < 1 ? near : far);
-}
-
 /* The tail falls like t^3, which triples every relative error of t. */
 IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
 {
@@ -119,44 +129,53 @@ IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
     REAL z = u.t * u.t, z_error = 2 * u.t_error;
     REAL near = NAME(near_slope)((u.a - NAME(NEAR_SLOPE_CENTRE)) + u.a_low);
     REAL far = u.t * (z * NAME(far_slope)(MADD(z, z_error, z - NAME(FAR_SLOPE_CENTRE))));
-    far = MADD(far, z_error + u.t_error, far);
+    far = NAME(corrected)(far, z_error + u.t_error);
     return NAME(either_tail)(x, u.a < 1 ? near : far);
 }
 
 #endif
 
-/* 1/(1 + z). */
-IGLU_INLINE REAL NAME(exact_density)(NAME(argument) u)
+/* 1/(1 + z), of which the true value is the result times (1 + error). */
+IGLU_INLINE REAL NAME(one_over_one_plus_z)(NAME(argument) u, REAL *error)
 {
-    REAL m = NAME(smaller)(u.t, u.a);
+    REAL m = NAME(smaller)(u.t, u.a), d = MADD(m, m, 1), r = 1 / d;
+#if HALF
+    *error = 0;
+#else
     REAL z_low = 2 * (u.a < 1 ? u.a * u.a_low : m * m * u.t_error);
-    return 1 / (MADD(m, m, 1) + z_low);
+    *error = MADD(-(FUSED(m, m, 1 - d) + z_low), r, -FUSED(d, r, -1));
+#endif
+    return r;
 }
 
-/* d f/d sigma = x^2/(pi (1 + u^2)), beyond |u| = 1 as 1/(pi sigma^2 (1 + t^2)). */
+/* d f/d sigma = x^2/(pi (1 + u^2)), beyond |u| = 1 as pi/((pi sigma)^2 (1 + t^2)). */
 IGLU_INLINE REAL NAME(exact_by_sigma)(REAL x, SCALE k)
 {
     NAME(argument) u = NAME(argument_of)(x, k);
+    REAL error, r = NAME(one_over_one_plus_z)(u, &error);
     REAL w = u.a < 1 ? u.size : k.floor;
-    REAL result = w * (w * ((u.a < 1 ? INVERSE_PI : (REAL)3.141592653589793) * NAME(exact_density)(u)));
-    return MADD(result, u.a < 1 ? 0 : 2 * k.floor_error, result);
+    error += u.a < 1 ? INVERSE_PI_ERROR : 2 * k.floor_error + PI_ERROR;
+    return w * (w * NAME(corrected)(u.a < 1 ? INVERSE_PI * r : PI * r, error));
 }
 
 /* d Z/dx = sigma/(pi (1 + u^2)), beyond |u| = 1 as sigma t^2/(pi (1 + t^2)). */
 IGLU_INLINE REAL NAME(exact_gate_slope)(REAL x, SCALE k)
 {
     NAME(argument) u = NAME(argument_of)(x, k);
-    REAL w = u.a < 1 ? 1 : u.t, density = w * NAME(exact_density)(u);
+    REAL error, r = NAME(one_over_one_plus_z)(u, &error);
+    REAL w = u.a < 1 ? 1 : u.t, density = w * r;
     REAL result = MADD(k.over_pi_low * w, density, k.over_pi * w * density);
-    return MADD(result, u.a < 1 ? 0 : 2 * u.t_error, result);
+    return NAME(corrected)(result, u.a < 1 ? error : error + 2 * u.t_error);
 }
 
 /* d Z/d sigma = x/(pi (1 + u^2)), beyond |u| = 1 as t/(pi sigma (1 + t^2)). */
 IGLU_INLINE REAL NAME(exact_gate_by_sigma)(REAL x, SCALE k)
 {
     NAME(argument) u = NAME(argument_of)(x, k);
-    REAL result = (u.a < 1 ? u.size * INVERSE_PI : k.floor * u.t) * NAME(exact_density)(u);
-    result = MADD(result, u.a < 1 ? 0 : k.floor_error + u.t_error, result);
+    REAL error, r = NAME(one_over_one_plus_z)(u, &error);
+    REAL result = (u.a < 1 ? u.size * INVERSE_PI : k.floor * u.t) * r;
+    error += u.a < 1 ? INVERSE_PI_ERROR : k.floor_error + u.t_error;
+    result = NAME(corrected)(result, error);
     return x < 0 ? -result : result;
 }
 
@@ -178,11 +197,6 @@ IGLU_INLINE REAL NAME(rational_value)(REAL x, SCALE k)
     return MADD((REAL)-0.5, size / NAME(one_plus)(size, k), NAME(positive_part)(x));
 }
 
-IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
-{
-    return NAME(either_tail)(x, (REAL)0.5 / NAME(one_plus)(NAME(size)(x, k), k));
-}
-
 /* r = 1/(1+a), of which the true value is r (1 + error). */
 IGLU_INLINE REAL NAME(lomax)(REAL size, SCALE k, REAL *error)
 {
@@ -196,11 +210,17 @@ IGLU_INLINE REAL NAME(lomax)(REAL size, SCALE k, REAL *error)
     return r;
 }
 
+IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
+{
+    REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
+    return NAME(either_tail)(x, NAME(corrected)((REAL)0.5 * r, error));
+}
+
 IGLU_INLINE REAL NAME(rational_slope)(REAL x, SCALE k)
 {
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
     REAL tail = r * ((REAL)0.5 * r);
-    return NAME(either_tail)(x, MADD(tail, 2 * error, tail));
+    return NAME(either_tail)(x, NAME(corrected)(tail, 2 * error));
 }
 
 /* x^2 r^2/2, as the square of |x| r, which is at most 1/sigma. */
@@ -208,21 +228,46 @@ IGLU_INLINE REAL NAME(rational_by_sigma)(REAL x, SCALE k)
 {
     REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
     REAL root = size * r;
-    root = MADD(root, error, root);
+    root = NAME(corrected)(root, error);
     return root * ((REAL)0.5 * root);
 }
+
+/* r = 1/(1+a) from the output y: 1 + 2 sigma y below 0; above, u solves 2 u^2 + (1 - 2 v) u = 2 v, v = sigma y.
+ * y is cut where u has outgrown every digit of 1/u and its square is still far from overflow. */
+#define TALL ((REAL)0x1p30)
+IGLU_INLINE REAL NAME(lomax_from_output)(REAL y, SCALE k)
+{
+    REAL v = k.sigma * NAME(smaller)(TALL * k.inverse, y), b = MADD(2, v, -1);
+    REAL u = (REAL)0.25 * (b + SQRT(MADD(b, b, 16 * (v < 0 ? 0 : v))));
+    return y < 0 ? MADD(2 * k.sigma, y, MADD(2 * k.sigma_low, y, 1)) : 1 / (1 + u);
+}
+
+IGLU_INLINE REAL NAME(rational_slope_from_output)(REAL y, SCALE k)
+{
+    REAL r = NAME(lomax_from_output)(y, k);
+    return NAME(either_tail)(y, r * ((REAL)0.5 * r));
+}
+
+/* (x r)^2/2, where x = y/gate. */
+IGLU_INLINE REAL NAME(rational_by_sigma_from_output)(REAL y, SCALE k)
+{
+    REAL r = NAME(lomax_from_output)(y, k);
+    REAL root = y < 0 ? 2 * y : NAME(smaller)(TALL * k.inverse, y) * r / (1 - (REAL)0.5 * r);
+    return root * ((REAL)0.5 * root);
+}
+#undef TALL
 
 IGLU_INLINE REAL NAME(rational_gate_slope)(REAL x, SCALE k)
 {
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
     REAL result = (k.sigma * r) * ((REAL)0.5 * r);
-    return MADD(result, 2 * error, result);
+    return NAME(corrected)(result, 2 * error);
 }
 
 IGLU_INLINE REAL NAME(rational_gate_by_sigma)(REAL x, SCALE k)
 {
     REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
     REAL result = (size * r) * ((REAL)0.5 * r);
-    result = MADD(result, 2 * error, result);
+    result = NAME(corrected)(result, 2 * error);
     return x < 0 ? -result : result;
 }

@@ -46,6 +46,7 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 #define REAL float
 #define NAME(x) x##_f32
 #define ABS(x) __builtin_fabsf(x)
+#define SQRT(x) __builtin_sqrtf(x)
 #define MADD(a, b, c) MADD_FLOAT(a, b, c)
 #define FUSED(a, b, c) FUSED_FLOAT(a, b, c)
 #define HALF 0
@@ -55,10 +56,12 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 
 #define NAME(x) x##_half
 #define HALF 1
+#define excess_half excess_f32
 #include "operations.h"
 #undef REAL
 #undef NAME
 #undef ABS
+#undef SQRT
 #undef MADD
 #undef FUSED
 #undef HALF
@@ -66,6 +69,7 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 #define REAL double
 #define NAME(x) x##_f64
 #define ABS(x) __builtin_fabs(x)
+#define SQRT(x) __builtin_sqrt(x)
 #define MADD(a, b, c) MADD_DOUBLE(a, b, c)
 #define FUSED(a, b, c) FUSED_DOUBLE(a, b, c)
 #define HALF 0
@@ -176,60 +180,61 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* A loop of OPERATION over a dense span.  UP, GRAD: are these read?  SECOND, PARTS: are these written?  ANY: does
- * each element have its own sigma, of any sign, instead of one sigma > 0 for all? */
-#define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, UP, GRAD, SECOND, PARTS, ANY)                        \
-    static void FUNCTION(const iglu_span *span, int64_t n)                                                    \
-    {                                                                                                         \
-        const REAL_TYPE *x = span->x, *up = span->up, *grad = span->grad;                                     \
-        REAL_TYPE *first = span->first, *second = span->second, *parts = span->parts;                         \
-        const constants_##TYPE constants = constants_of_##TYPE(span);                                         \
-        const scale_##TYPE one = scale_at_##TYPE(constants, 0);                                               \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                                           \
-        {                                                                                                     \
-            input_##TYPE in = {x[i], UP ? up[i] : 0, GRAD ? grad[i] : 0};                                     \
-            output_##TYPE out = OPERATION##_##TYPE(in, ANY ? scale_at_##TYPE(constants, i) : one, ANY);       \
-            first[i] = out.first;                                                                             \
-            if (SECOND)                                                                                       \
-                second[i] = out.second;                                                                       \
-            if (PARTS)                                                                                        \
-                parts[i] = out.part;                                                                          \
-        }                                                                                                     \
+/* A loop of OPERATION over a dense span.  UP, GRAD: are these read?  SECOND, PARTS: are these written?
+ * ANY: does each element have its own sigma, of any sign, instead of one sigma > 0 for all? */
+#define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, UP, GRAD, SECOND, PARTS, ANY)                       \
+    static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
+    {                                                                                                        \
+        const REAL_TYPE *x = span->x, *up = span->up, *grad = span->grad;                                    \
+        REAL_TYPE *first = span->first, *second = span->second, *parts = span->parts;                        \
+        const constants_##TYPE constants = constants_of_##TYPE(span);                                        \
+        const scale_##TYPE one = scale_at_##TYPE(constants, 0);                                              \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                                          \
+        {                                                                                                    \
+            input_##TYPE in = {x[i], UP ? up[i] : 0, GRAD ? grad[i] : 0};                                    \
+            output_##TYPE out = OPERATION##_##TYPE(in, ANY ? scale_at_##TYPE(constants, i) : one, ANY);      \
+            first[i] = out.first;                                                                            \
+            if (SECOND)                                                                                      \
+                second[i] = out.second;                                                                      \
+            if (PARTS)                                                                                       \
+                parts[i] = out.part;                                                                         \
+        }                                                                                                    \
     }
 
 /* The same for bfloat16, two to a word: their upper and lower halves need no shuffling. */
-#define PAIR_LOOP(FUNCTION, OPERATION, UP, GRAD, SECOND, PARTS, ANY)                                          \
-    static void FUNCTION(const iglu_span *span, int64_t n)                                                    \
-    {                                                                                                         \
-        const void *x = span->x, *up = span->up, *grad = span->grad;                                          \
-        void *first = span->first, *second = span->second;                                                    \
-        float *parts = span->parts;                                                                           \
-        const constants_half constants = constants_of_half(span);                                             \
-        const scale_half one = scale_at_half(constants, 0);                                                   \
-        INDEPENDENT for (int64_t i = 0; i < n / 2; i++)                                                       \
-        {                                                                                                     \
-            uint32_t xs = load_pair(x, i), ups = UP ? load_pair(up, i) : 0, grads = GRAD ? load_pair(grad, i) : 0; \
-            input_half in0 = {EVEN(xs), EVEN(ups), EVEN(grads)}, in1 = {ODD(xs), ODD(ups), ODD(grads)};       \
-            output_half out0 = OPERATION##_half(in0, ANY ? scale_at_half(constants, 2 * i) : one, ANY);       \
-            output_half out1 = OPERATION##_half(in1, ANY ? scale_at_half(constants, 2 * i + 1) : one, ANY);   \
-            store_pair(first, i, out0.first, out1.first);                                                     \
-            if (SECOND)                                                                                       \
-                store_pair(second, i, out0.second, out1.second);                                              \
-            if (PARTS) {                                                                                      \
-                parts[2 * i] = out0.part;                                                                     \
-                parts[2 * i + 1] = out1.part;                                                                 \
-            }                                                                                                 \
-        }                                                                                                     \
-        if (n % 2) {                                                                                          \
-            int64_t i = n - 1;                                                                                \
-            input_half in = {BFLOAT16(x, i), UP ? BFLOAT16(up, i) : 0, GRAD ? BFLOAT16(grad, i) : 0};         \
-            output_half out = OPERATION##_half(in, ANY ? scale_at_half(constants, i) : one, ANY);             \
-            STORE_BFLOAT16(first, i, out.first);                                                              \
-            if (SECOND)                                                                                       \
-                STORE_BFLOAT16(second, i, out.second);                                                        \
-            if (PARTS)                                                                                        \
-                parts[i] = out.part;                                                                          \
-        }                                                                                                     \
+#define PAIR_LOOP(FUNCTION, OPERATION, UP, GRAD, SECOND, PARTS, ANY)                                         \
+    static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
+    {                                                                                                        \
+        const void *x = span->x, *up = span->up, *grad = span->grad;                                         \
+        void *first = span->first, *second = span->second;                                                   \
+        float *parts = span->parts;                                                                          \
+        const constants_half constants = constants_of_half(span);                                            \
+        const scale_half one = scale_at_half(constants, 0);                                                  \
+        INDEPENDENT for (int64_t i = 0; i < n / 2; i++)                                                      \
+        {                                                                                                    \
+            uint32_t xs = load_pair(x, i), ups = UP ? load_pair(up, i) : 0;                                  \
+            uint32_t grads = GRAD ? load_pair(grad, i) : 0;                                                  \
+            input_half in0 = {EVEN(xs), EVEN(ups), EVEN(grads)}, in1 = {ODD(xs), ODD(ups), ODD(grads)};      \
+            output_half out0 = OPERATION##_half(in0, ANY ? scale_at_half(constants, 2 * i) : one, ANY);      \
+            output_half out1 = OPERATION##_half(in1, ANY ? scale_at_half(constants, 2 * i + 1) : one, ANY);  \
+            store_pair(first, i, out0.first, out1.first);                                                    \
+            if (SECOND)                                                                                      \
+                store_pair(second, i, out0.second, out1.second);                                             \
+            if (PARTS) {                                                                                     \
+                parts[2 * i] = out0.part;                                                                    \
+                parts[2 * i + 1] = out1.part;                                                                \
+            }                                                                                                \
+        }                                                                                                    \
+        if (n % 2) {                                                                                         \
+            int64_t i = n - 1;                                                                               \
+            input_half in = {BFLOAT16(x, i), UP ? BFLOAT16(up, i) : 0, GRAD ? BFLOAT16(grad, i) : 0};        \
+            output_half out = OPERATION##_half(in, ANY ? scale_at_half(constants, i) : one, ANY);            \
+            STORE_BFLOAT16(first, i, out.first);                                                             \
+            if (SECOND)                                                                                      \
+                STORE_BFLOAT16(second, i, out.second);                                                       \
+            if (PARTS)                                                                                       \
+                parts[i] = out.part;                                                                         \
+        }                                                                                                    \
     }
 
 /* And for float16, through float, a chunk at a time. */
@@ -251,76 +256,93 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 
 #define LOOP(TYPE, OPERATION, FAMILY, PARTS, ANY) OPERATION##_##FAMILY##_##TYPE##_##PARTS##ANY
 
-#define LOOPS_OF(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                             \
-    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, UP, GRAD, SECOND,  \
-               PARTS, ANY)                                                                                    \
+#define LOOPS_OF(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                            \
+    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, UP, GRAD, SECOND, \
+               PARTS, ANY)                                                                                   \
     DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f64, double, UP, GRAD, SECOND, \
-               PARTS, ANY)                                                                                    \
+               PARTS, ANY)                                                                                   \
     DENSE_LOOP(LOOP(half, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, half, float, UP, GRAD, SECOND, \
-               PARTS, ANY)                                                                                    \
-    PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, UP, GRAD, SECOND, PARTS, ANY)  \
-    static void LOOP(f16, OPERATION, FAMILY, PARTS, ANY)(const iglu_span *span, int64_t n)                    \
-    {                                                                                                         \
-        converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                        \
+               PARTS, ANY)                                                                                   \
+    PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, UP, GRAD, SECOND, PARTS, ANY) \
+    static void LOOP(f16, OPERATION, FAMILY, PARTS, ANY)(const iglu_span *span, int64_t n)                   \
+    {                                                                                                        \
+        converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                       \
     }
 
-#define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                          \
-    LOOPS_OF(value, FAMILY, 0, 0, 0, 0, ANY)                                                                  \
-    LOOPS_OF(gate, FAMILY, 0, 0, 0, 0, ANY)                                                                   \
-    LOOPS_OF(glu, FAMILY, 1, 0, 0, 0, ANY)                                                                    \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 0, ANY)                                                         \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 1, ANY)                                                         \
-    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 0, ANY)                                                          \
-    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 1, ANY)                                                          \
-    LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 0, ANY)                                                           \
+#define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                         \
+    LOOPS_OF(value, FAMILY, 0, 0, 0, 0, ANY)                                                                 \
+    LOOPS_OF(gate, FAMILY, 0, 0, 0, 0, ANY)                                                                  \
+    LOOPS_OF(glu, FAMILY, 1, 0, 0, 0, ANY)                                                                   \
+    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 0, ANY)                                                        \
+    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 1, ANY)                                                        \
+    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 0, ANY)                                                         \
+    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 1, ANY)                                                         \
+    LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 0, ANY)                                                          \
     LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 1, ANY)
 
 LOOPS_OF_FAMILY(exact, 0)
 LOOPS_OF_FAMILY(exact, 1)
 LOOPS_OF_FAMILY(rational, 0)
 LOOPS_OF_FAMILY(rational, 1)
+LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 0)
+LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 1)
+LOOPS_OF(output_backward, rational, 0, 1, 0, 1, 0)
+LOOPS_OF(output_backward, rational, 0, 1, 0, 1, 1)
 
 /* Sums in eight lanes, for speed as for accuracy, and always in the same order. */
-#define SUM(FUNCTION, REAL_TYPE)                                                                              \
-    static double FUNCTION(const void *data, int64_t n)                                                       \
-    {                                                                                                         \
-        const REAL_TYPE *parts = data;                                                                        \
-        double lanes[8] = {0}, total = 0;                                                                     \
-        int64_t i = 0;                                                                                        \
-        for (; i + 8 <= n; i += 8)                                                                            \
-            for (int lane = 0; lane < 8; lane++)                                                              \
-                lanes[lane] += parts[i + lane];                                                               \
-        for (; i < n; i++)                                                                                    \
-            lanes[i % 8] += parts[i];                                                                         \
-        for (int lane = 0; lane < 8; lane++)                                                                  \
-            total += lanes[lane];                                                                             \
-        return total;                                                                                         \
+#define SUM(FUNCTION, REAL_TYPE)                                                                             \
+    static double FUNCTION(const void *data, int64_t n)                                                      \
+    {                                                                                                        \
+        const REAL_TYPE *parts = data;                                                                       \
+        double lanes[8] = {0}, total = 0;                                                                    \
+        int64_t i = 0;                                                                                       \
+        for (; i + 8 <= n; i += 8)                                                                           \
+            for (int lane = 0; lane < 8; lane++)                                                             \
+                lanes[lane] += parts[i + lane];                                                              \
+        for (; i < n; i++)                                                                                   \
+            lanes[i % 8] += parts[i];                                                                        \
+        for (int lane = 0; lane < 8; lane++)                                                                 \
+            total += lanes[lane];                                                                            \
+        return total;                                                                                        \
     }
 
 SUM(sum_float, float)
 SUM(sum_double, double)
 
-#define FORWARD(TYPE, OPERATION, FAMILY)                                                                      \
-    {                                                                                                         \
-        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)}, {0, 0}                    \
+#define ADD(FUNCTION, REAL_TYPE)                                                                             \
+    static void FUNCTION(double *sums, const void *data, int64_t n)                                          \
+    {                                                                                                        \
+        const REAL_TYPE *parts = data;                                                                       \
+        INDEPENDENT for (int64_t i = 0; i < n; i++) sums[i] += parts[i];                                     \
     }
-#define BACKWARD(TYPE, OPERATION, FAMILY)                                                                     \
-    {                                                                                                         \
-        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)},                           \
-        {                                                                                                     \
-            LOOP(TYPE, OPERATION, FAMILY, 1, 0), LOOP(TYPE, OPERATION, FAMILY, 1, 1)                          \
-        }                                                                                                     \
+
+ADD(add_float, float)
+ADD(add_double, double)
+
+#define FORWARD(TYPE, OPERATION, FAMILY)                                                                     \
+    {                                                                                                        \
+        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)}, {0, 0}                   \
     }
-#define FAMILY_TABLE(TYPE, FAMILY)                                                                            \
-    {                                                                                                         \
-        [IGLU_VALUE] = FORWARD(TYPE, value, FAMILY), [IGLU_GATE] = FORWARD(TYPE, gate, FAMILY),               \
-        [IGLU_GLU] = FORWARD(TYPE, glu, FAMILY), [IGLU_VALUE_BACKWARD] = BACKWARD(TYPE, value_backward, FAMILY), \
-        [IGLU_GATE_BACKWARD] = BACKWARD(TYPE, gate_backward, FAMILY),                                         \
-        [IGLU_GLU_BACKWARD] = BACKWARD(TYPE, glu_backward, FAMILY),                                           \
+#define BACKWARD(TYPE, OPERATION, FAMILY)                                                                    \
+    {                                                                                                        \
+        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)},                          \
+        {                                                                                                    \
+            LOOP(TYPE, OPERATION, FAMILY, 1, 0), LOOP(TYPE, OPERATION, FAMILY, 1, 1)                         \
+        }                                                                                                    \
     }
-#define TYPE_TABLE(TYPE)                                                                                      \
-    {                                                                                                         \
-        [IGLU_EXACT] = FAMILY_TABLE(TYPE, exact), [IGLU_RATIONAL] = FAMILY_TABLE(TYPE, rational)              \
+#define FAMILY_TABLE(TYPE, FAMILY, ...)                                                                      \
+    {                                                                                                        \
+        [IGLU_VALUE] = FORWARD(TYPE, value, FAMILY), [IGLU_GATE] = FORWARD(TYPE, gate, FAMILY),              \
+        [IGLU_GLU] = FORWARD(TYPE, glu, FAMILY),                                                             \
+        [IGLU_VALUE_BACKWARD] = BACKWARD(TYPE, value_backward, FAMILY),                                      \
+        [IGLU_GATE_BACKWARD] = BACKWARD(TYPE, gate_backward, FAMILY),                                        \
+        [IGLU_GLU_BACKWARD] = BACKWARD(TYPE, glu_backward, FAMILY), __VA_ARGS__                              \
+    }
+#define TYPE_TABLE(TYPE)                                                                                     \
+    {                                                                                                        \
+        [IGLU_EXACT] = FAMILY_TABLE(TYPE, exact, ),                                                          \
+        [IGLU_RATIONAL] = FAMILY_TABLE(TYPE, rational,                                                       \
+                                       [IGLU_OUTPUT_BACKWARD] = BACKWARD(TYPE, output_backward, rational))   \
     }
 
 const iglu_loops LOOPS = {
@@ -329,4 +351,5 @@ const iglu_loops LOOPS = {
              [IGLU_BF16] = TYPE_TABLE(bf16),
              [IGLU_F16] = TYPE_TABLE(f16)},
     .sum = {[IGLU_F32] = sum_float, [IGLU_F64] = sum_double, [IGLU_BF16] = sum_float, [IGLU_F16] = sum_float},
+    .add = {[IGLU_F32] = add_float, [IGLU_F64] = add_double, [IGLU_BF16] = add_float, [IGLU_F16] = add_float},
 };

@@ -17,6 +17,7 @@ enum iglu_operation {
     IGLU_VALUE_BACKWARD, /* grad_x = grad f'(x) */
     IGLU_GATE_BACKWARD,  /* grad_x = grad Z'(x) */
     IGLU_GLU_BACKWARD,   /* grad_x = grad f'(x) up,  grad_up = grad f(x) */
+    IGLU_OUTPUT_BACKWARD, /* as IGLU_VALUE_BACKWARD, from f(x) in the place of x; rational only */
     IGLU_OPERATIONS
 };
 

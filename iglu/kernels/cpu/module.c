@@ -7,7 +7,8 @@
  *   value_*, gate_*       (x, y, n, sigma, channels=0, inner=1)
  *   glu_*                 (gate, up, y, rows, width, gate_step, up_step, y_step, sigma, channels=0, inner=1)
  *   value_backward_*,     (grad, x, grad_x, n, sigma, channels=0, inner=1, grad_is_one_value=0, by_sigma=0)
- *   gate_backward_*
+ *   gate_backward_*,      x of output_backward_rational_* being the output
+ *   output_backward_*
  *   glu_backward_*        (grad, gate, up, grad_gate, grad_up, rows, width, grad_step, gate_step, up_step,
  *                          grad_gate_step, grad_up_step, sigma, channels=0, inner=1, grad_is_one_value=0, by_sigma=0)
  *
@@ -56,6 +57,7 @@ static PyObject *called(int operation, int family, int dtype, PyObject *const *a
     } arity[IGLU_OPERATIONS] = {
         [IGLU_VALUE] = {4, 6},          [IGLU_GATE] = {4, 6},          [IGLU_GLU] = {9, 11},
         [IGLU_VALUE_BACKWARD] = {5, 9}, [IGLU_GATE_BACKWARD] = {5, 9}, [IGLU_GLU_BACKWARD] = {13, 17},
+        [IGLU_OUTPUT_BACKWARD] = {5, 9},
     };
     if (count < arity[operation].required || count > arity[operation].allowed)
         return PyErr_Format(PyExc_TypeError, "iglu._kernels: expected %zd to %zd arguments, got %zd",
@@ -70,6 +72,7 @@ static PyObject *called(int operation, int family, int dtype, PyObject *const *a
         break;
     case IGLU_VALUE_BACKWARD:
     case IGLU_GATE_BACKWARD:
+    case IGLU_OUTPUT_BACKWARD:
         call.grad = pointer_at(args, count, 0);
         call.x = pointer_at(args, count, 1);
         call.grad_x = pointer_at(args, count, 2);
@@ -115,30 +118,31 @@ static PyObject *called(int operation, int family, int dtype, PyObject *const *a
     Py_RETURN_NONE;
 }
 
-#define FUNCTION(OPERATION, FAMILY, DTYPE, operation)                                                         \
-    static PyObject *OPERATION##_##FAMILY##_##DTYPE(PyObject *self, PyObject *const *args, Py_ssize_t count)  \
-    {                                                                                                         \
-        (void)self;                                                                                           \
-        return called(IGLU_##OPERATION, IGLU_##FAMILY, IGLU_##DTYPE, args, count);                            \
+#define FUNCTION(OPERATION, FAMILY, DTYPE, operation)                                                        \
+    static PyObject *OPERATION##_##FAMILY##_##DTYPE(PyObject *self, PyObject *const *args, Py_ssize_t count) \
+    {                                                                                                        \
+        (void)self;                                                                                          \
+        return called(IGLU_##OPERATION, IGLU_##FAMILY, IGLU_##DTYPE, args, count);                           \
     }
-#define METHOD(OPERATION, FAMILY, DTYPE, name)                                                                \
+#define METHOD(OPERATION, FAMILY, DTYPE, name)                                                               \
     {name, (PyCFunction)(void (*)(void))OPERATION##_##FAMILY##_##DTYPE, METH_FASTCALL, NULL},
 
-#define EACH_DTYPE(X, OPERATION, FAMILY, name)                                                                \
-    X(OPERATION, FAMILY, F32, name "_f32")                                                                    \
-    X(OPERATION, FAMILY, F64, name "_f64")                                                                    \
-    X(OPERATION, FAMILY, BF16, name "_bf16")                                                                  \
+#define EACH_DTYPE(X, OPERATION, FAMILY, name)                                                               \
+    X(OPERATION, FAMILY, F32, name "_f32")                                                                   \
+    X(OPERATION, FAMILY, F64, name "_f64")                                                                   \
+    X(OPERATION, FAMILY, BF16, name "_bf16")                                                                 \
     X(OPERATION, FAMILY, F16, name "_f16")
-#define EACH_FAMILY(X, OPERATION, name)                                                                       \
-    EACH_DTYPE(X, OPERATION, EXACT, name "_exact")                                                            \
+#define EACH_FAMILY(X, OPERATION, name)                                                                      \
+    EACH_DTYPE(X, OPERATION, EXACT, name "_exact")                                                           \
     EACH_DTYPE(X, OPERATION, RATIONAL, name "_rational")
-#define EACH_FUNCTION(X)                                                                                      \
-    EACH_FAMILY(X, VALUE, "value")                                                                            \
-    EACH_FAMILY(X, GATE, "gate")                                                                              \
-    EACH_FAMILY(X, GLU, "glu")                                                                                \
-    EACH_FAMILY(X, VALUE_BACKWARD, "value_backward")                                                          \
-    EACH_FAMILY(X, GATE_BACKWARD, "gate_backward")                                                            \
-    EACH_FAMILY(X, GLU_BACKWARD, "glu_backward")
+#define EACH_FUNCTION(X)                                                                                     \
+    EACH_FAMILY(X, VALUE, "value")                                                                           \
+    EACH_FAMILY(X, GATE, "gate")                                                                             \
+    EACH_FAMILY(X, GLU, "glu")                                                                               \
+    EACH_FAMILY(X, VALUE_BACKWARD, "value_backward")                                                         \
+    EACH_FAMILY(X, GATE_BACKWARD, "gate_backward")                                                           \
+    EACH_FAMILY(X, GLU_BACKWARD, "glu_backward")                                                             \
+    EACH_DTYPE(X, OUTPUT_BACKWARD, RATIONAL, "output_backward_rational")
 
 EACH_FUNCTION(FUNCTION)
 
@@ -158,7 +162,8 @@ static PyObject *use(PyObject *self, PyObject *name)
     Py_DECREF(bytes);
     if (result != 0)
         return PyErr_Format(PyExc_ValueError,
-                            "instruction set must be 'baseline', 'avx2' or 'avx512' and one of this processor, got %R",
+                            "instruction set must be 'baseline', 'avx2' or 'avx512' and one of this "
+                            "processor, got %R",
                             name);
     Py_RETURN_NONE;
 }
@@ -197,7 +202,11 @@ static int initialise(PyObject *module)
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, initialise}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "iglu._kernels", "Native CPU kernels of IGLU, by pointer.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "iglu._kernels",
+    .m_doc = "Native CPU kernels of IGLU, by pointer.",
+    .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__kernels(void) { return PyModuleDef_Init(&definition); }

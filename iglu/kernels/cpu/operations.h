@@ -93,6 +93,19 @@ IGLU_INLINE SCALE NAME(scale_at)(NAME(constants) constants, int64_t i)
 OPERATIONS_OF(exact, INVERSE_PI)
 OPERATIONS_OF(rational, (REAL)0.5)
 
+IGLU_INLINE NAME(output) NAME(output_backward_rational)(NAME(input) in, SCALE k, int any)
+{
+    REAL y = any ? k.sign * in.x : in.x, slope = NAME(rational_slope_from_output)(y, k);
+    if (any)
+        slope = k.sigma == 0 && y == y ? (REAL)0.5 : slope;
+    NAME(output) out = {in.grad * slope, 0, in.grad * NAME(rational_by_sigma_from_output)(y, k)};
+    return out;
+}
+
 #undef OPERATIONS_OF
+#undef BY_PRECISION
+#undef PI
+#undef PI_ERROR
 #undef INVERSE_PI
+#undef INVERSE_PI_ERROR
 #undef SCALE

@@ -48,21 +48,20 @@ IGLU_INLINE double excess_f64(double x)
     return p;
 }
 
-/* error 2^-28.7 */
+/* error 2^-26.3 */
 #define FAR_SLOPE_CENTRE_f32 0x1.fdf50ep-2f
 IGLU_INLINE float far_slope_f32(float x)
 {
-    float p = -0x1.a30498p-9f;
-    p = MADD_FLOAT(p, x, 0x1.43ad14p-8f);
-    p = MADD_FLOAT(p, x, -0x1.48b3dep-8f);
-    p = MADD_FLOAT(p, x, 0x1.e167p-8f);
-    p = MADD_FLOAT(p, x, -0x1.7a34b6p-7f);
-    p = MADD_FLOAT(p, x, 0x1.189544p-6f);
-    p = MADD_FLOAT(p, x, -0x1.9cfa14p-6f);
-    p = MADD_FLOAT(p, x, 0x1.2f3e0cp-5f);
-    p = MADD_FLOAT(p, x, -0x1.b98468p-5f);
-    p = MADD_FLOAT(p, x, 0x1.3c291ep-4f);
-    p = MADD_FLOAT(p, x, -0x1.b43e82p-4f);
+    float p = 0x1.35093ap-8f;
+    p = MADD_FLOAT(p, x, -0x1.d742cp-8f);
+    p = MADD_FLOAT(p, x, 0x1.ea05fp-8f);
+    p = MADD_FLOAT(p, x, -0x1.689e12p-7f);
+    p = MADD_FLOAT(p, x, 0x1.182586p-6f);
+    p = MADD_FLOAT(p, x, -0x1.9decp-6f);
+    p = MADD_FLOAT(p, x, 0x1.2f427ep-5f);
+    p = MADD_FLOAT(p, x, -0x1.b97f26p-5f);
+    p = MADD_FLOAT(p, x, 0x1.3c291p-4f);
+    p = MADD_FLOAT(p, x, -0x1.b43e8ap-4f);
     p = MADD_FLOAT(p, x, 0x1.0a1654p-3f);
     return p;
 }
@@ -97,23 +96,22 @@ IGLU_INLINE double far_slope_f64(double x)
     return p;
 }
 
-/* error 2^-28.0 */
+/* error 2^-27.0 */
 #define NEAR_SLOPE_CENTRE_f32 0x1.75407p-1f
 IGLU_INLINE float near_slope_f32(float x)
 {
-    float p = -0x1.7384b6p-5f;
-    p = MADD_FLOAT(p, x, -0x1.9138fcp-4f);
-    p = MADD_FLOAT(p, x, -0x1.a9bbbcp-6f);
-    p = MADD_FLOAT(p, x, 0x1.31d5bep-6f);
-    p = MADD_FLOAT(p, x, -0x1.286006p-5f);
-    p = MADD_FLOAT(p, x, 0x1.227fdcp-5f);
-    p = MADD_FLOAT(p, x, 0x1.f8dae2p-7f);
-    p = MADD_FLOAT(p, x, -0x1.3c954ep-4f);
-    p = MADD_FLOAT(p, x, 0x1.7d5eeep-4f);
-    p = MADD_FLOAT(p, x, -0x1.354f58p-6f);
-    p = MADD_FLOAT(p, x, -0x1.05dfep-3f);
-    p = MADD_FLOAT(p, x, 0x1.08a03p-2f);
-    p = MADD_FLOAT(p, x, -0x1.15f454p-2f);
+    float p = 0x1.edc9dap-6f;
+    p = MADD_FLOAT(p, x, 0x1.abfde4p-4f);
+    p = MADD_FLOAT(p, x, 0x1.09a0dp-4f);
+    p = MADD_FLOAT(p, x, -0x1.7d77b2p-5f);
+    p = MADD_FLOAT(p, x, 0x1.92c5fcp-6f);
+    p = MADD_FLOAT(p, x, 0x1.d56eap-7f);
+    p = MADD_FLOAT(p, x, -0x1.3997fap-4f);
+    p = MADD_FLOAT(p, x, 0x1.7de7c8p-4f);
+    p = MADD_FLOAT(p, x, -0x1.35a0d4p-6f);
+    p = MADD_FLOAT(p, x, -0x1.05e1eap-3f);
+    p = MADD_FLOAT(p, x, 0x1.08a03cp-2f);
+    p = MADD_FLOAT(p, x, -0x1.15f452p-2f);
     p = MADD_FLOAT(p, x, 0x1.2f07c8p-3f);
     return p;
 }

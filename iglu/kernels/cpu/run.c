@@ -37,13 +37,15 @@ int iglu_use(const char *name)
         return 0;
     }
 #if defined(__x86_64__)
-    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (strcmp(name, "avx2") == 0 && has_avx2) {
         loops = &iglu_avx2_loops, loops_name = "avx2";
         return 0;
     }
-    if (strcmp(name, "avx512") == 0 && has_avx2 && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (strcmp(name, "avx512") == 0 && has_avx512) {
         loops = &iglu_avx512_loops, loops_name = "avx512";
         return 0;
     }
@@ -103,15 +105,17 @@ typedef struct {
     iglu_call call;
     iglu_loop *const *loop; /* [0]: one sigma > 0, [1]: any sigmas */
     double (*sum)(const void *, int64_t);
-    int64_t n, size, real_size; /* elements; bytes of an element, and of one in the precision of the computation */
-    int64_t longest;            /* span */
+    void (*add)(double *, const void *, int64_t);
+    int64_t n;               /* elements */
+    int64_t size, real_size; /* bytes of an element, and of one in the precision of the computation */
+    int64_t longest;         /* span */
 
     /* There is a sigma for each run of `run` elements; or, with a period, for each element of a pattern. */
     int64_t run, period;
     char *constants[IGLU_CONSTANTS];
 
-    /* The sum goes by units of `unit` elements.  A unit has one sum; or one for each run; or, where the channels
-     * are innermost, one for each channel. */
+    /* The sum goes by units of `unit` elements.  A unit has one sum; or one for each run; or, where the
+     * channels are innermost, one for each channel. */
     int64_t unit, units;
     double *sums;
     char grads[IGLU_CHUNK * sizeof(double)]; /* where the gradient is one value */
@@ -132,8 +136,10 @@ static void add_parts(const job *j, const char *parts, int64_t begin, int64_t le
         }
     } else {
         double *sums = j->sums + begin / j->unit * channels;
-        for (int64_t i = 0, channel = begin % channels; i < length; i++, channel = channel + 1 < channels ? channel + 1 : 0)
-            sums[channel] += j->real_size == sizeof(float) ? (double)((const float *)parts)[i] : ((const double *)parts)[i];
+        for (int64_t at = begin, next; at < end; at = next) {
+            next = smaller(end, (at / channels + 1) * channels);
+            j->add(sums + at % channels, parts + (at - begin) * j->real_size, next - at);
+        }
     }
 }
 
@@ -217,8 +223,8 @@ static void *prepare_sums(job *j)
 
 static void combine_sums(const job *j)
 {
-    const int64_t channels = larger(j->call.channels, 1);
-    const int64_t sums = j->call.channels == 0 ? j->units : j->call.inner > 1 ? j->n / j->call.inner : j->units * channels;
+    const int64_t channels = larger(j->call.channels, 1), inner = j->call.inner;
+    const int64_t sums = j->call.channels && inner > 1 ? j->n / inner : j->units * channels;
     for (int64_t channel = 0; channel < channels; channel++)
         j->call.by_sigma[channel] = 0;
     for (int64_t i = 0; i < sums; i++)
@@ -255,7 +261,8 @@ static void fill_constants(job *j, int64_t count, char *storage)
     }
 }
 
-int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_dtype dtype, const iglu_call *call)
+int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_dtype dtype,
+             const iglu_call *call)
 {
     static const int64_t sizes[] = {[IGLU_F32] = 4, [IGLU_F64] = 8, [IGLU_BF16] = 2, [IGLU_F16] = 2};
     job j;
@@ -266,10 +273,12 @@ int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_d
     j.real_size = dtype == IGLU_F64 ? sizeof(double) : sizeof(float);
     j.longest = dtype == IGLU_F16 || call->by_sigma || call->grad_is_one_value ? IGLU_CHUNK : j.n;
     j.sum = loops->sum[dtype];
+    j.add = loops->add[dtype];
 
     double few_constants[IGLU_CONSTANTS];
     const int64_t count = plan_constants(&j);
-    char *constants = count == 1 ? (char *)few_constants : malloc((size_t)(IGLU_CONSTANTS * count * j.real_size));
+    const size_t bytes = (size_t)(IGLU_CONSTANTS * count * j.real_size);
+    char *constants = count == 1 ? (char *)few_constants : malloc(bytes);
     if (constants == NULL)
         return -1;
     fill_constants(&j, count, constants);

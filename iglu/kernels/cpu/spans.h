@@ -41,6 +41,8 @@ typedef struct iglu_loops {
     iglu_loop *loop[IGLU_DTYPES][IGLU_FAMILIES][IGLU_OPERATIONS][2][2];
     /* of parts */
     double (*sum[IGLU_DTYPES])(const void *, int64_t n);
+    /* each to its own sum */
+    void (*add[IGLU_DTYPES])(double *sums, const void *, int64_t n);
 } iglu_loops;
 
 extern const iglu_loops iglu_baseline_loops;

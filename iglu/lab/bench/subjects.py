@@ -1,0 +1,169 @@
+"""What is timed: each activation as a Python statement, with the names that the statement uses.
+
+A statement rather than a callable, so that no wrapper stands between the clock and the function, and so
+that a row of results can say exactly what was timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import iglu
+from iglu.formulas import FAMILIES
+from iglu.zoo import ZOO, Spec, parse
+
+CALLS = ("module", "function")
+
+# The kernels a row may name beside our backends.
+TORCH, DIRECT, COMPILED, COMPILED_DIRECT = "torch", "direct", "compiled", "compiled direct"
+
+# Rows that the zoo does not have, for others to be compared with.
+COMPARISONS = ("gelu_tanh", "silu_glu")
+
+# Ours: name in the zoo -> (name of the public function, approximate).
+_OURS = {
+    "z": ("iglu_gate", "none"),
+    "z_approx": ("iglu_gate", "rational"),
+    "iglu": ("iglu", "none"),
+    "iglu_approx": ("iglu", "rational"),
+}
+# Made of ours.
+_BUILT_ON_OURS = ("atlu", "xatlu")
+
+# torch's own functions, by the shortest public way; the rest of the zoo goes through module.forward.
+_FUNCTIONS = {
+    "relu": "torch.relu(x)",
+    "gelu": "F.gelu(x)",
+    "gelu_tanh": "F.gelu(x, approximate='tanh')",
+    "silu": "F.silu(x)",
+    "sigmoid": "torch.sigmoid(x)",
+    "tanh": "torch.tanh(x)",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One row of a table: ``statement`` over x (and up), ``kernel`` the way it is computed."""
+
+    name: str
+    label: str
+    kernel: str
+    statement: str
+    names: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    is_ours: bool = False
+    is_pair: bool = False  # of two inputs, the second called up
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of ours under which the statement runs; None where it does not matter."""
+        return None if self.kernel in (TORCH, DIRECT, COMPILED, COMPILED_DIRECT) else self.kernel
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        module = self.names.get("module")
+        return list(module.parameters()) if isinstance(module, nn.Module) else []
+
+
+class Direct(nn.Module):
+    """The function as the paper writes it, one torch operation after the other, derivative by autograd."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        _, approximate = _OURS[spec.name]
+        self.gate = FAMILIES[approximate].textbook_gate
+        self.is_gate = not ZOO[spec.name].self_gated
+        self.sigma = 1.0 if spec.sigma is None else spec.sigma
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x, self.sigma)
+        return gate if self.is_gate else x * gate
+
+
+def has_direct_form(spec: Spec) -> bool:
+    return spec.name in _OURS and not spec.learnable
+
+
+def is_ours(spec: Spec) -> bool:
+    return spec.name in _OURS or spec.name in _BUILT_ON_OURS
+
+
+def _statement(spec: Spec, call: str) -> str:
+    if call == "module":
+        return "module(x)"
+    if spec.name in _OURS and not spec.learnable:
+        function, approximate = _OURS[spec.name]
+        arguments = ["x"] if spec.sigma is None else ["x", f"{spec.sigma:g}"]
+        if approximate != "none":
+            arguments.append(f"approximate={approximate!r}")
+        return f"{function}({', '.join(arguments)})"
+    return _FUNCTIONS.get(spec.name, "module.forward(x)")
+
+
+_NAMES = {
+    "torch": torch, "F": F, "iglu": iglu.iglu, "iglu_gate": iglu.iglu_gate, "iglu_glu": iglu.iglu_glu,
+}  # fmt: skip
+
+
+def _module(spec: Spec, device: str, dtype: torch.dtype) -> nn.Module:
+    return iglu.create(str(spec)).to(device=device, dtype=dtype)
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # One graph or an error: a silent return to eager mode would be timed as compiled.
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def subjects(
+    activations: Iterable[str],
+    *,
+    backends: Iterable[str] = ("auto",),
+    call: str = "module",
+    direct: bool = True,
+    pairs: bool = True,
+    compiled: bool = False,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> list[Subject]:
+    """The rows for these names of the zoo, ours once a backend, with their direct and compiled forms."""
+    backends = list(backends)
+    result: list[Subject] = []
+
+    def add(name: str, label: str, kernel: str, statement: str, **rest: Any) -> None:
+        names = {**_NAMES, **rest.pop("names", {})}
+        result.append(Subject(name, label, kernel, statement, names, **rest))
+
+    for text in activations:
+        spec = parse(text)
+        name, module = str(spec), _module(spec, device, dtype)
+        for kernel in backends if is_ours(spec) else [TORCH]:
+            statement = _statement(spec, call)
+            add(name, spec.label, kernel, statement, names={"module": module}, is_ours=is_ours(spec))
+        if spec.name == "gelu":
+            tanh = nn.GELU(approximate="tanh")
+            statement = "module(x)" if call == "module" else _FUNCTIONS["gelu_tanh"]
+            add("gelu_tanh", "GELU (tanh)", TORCH, statement, names={"module": tanh})
+        if has_direct_form(spec) and direct:
+            add(name, spec.label, DIRECT, "direct(x)", names={"direct": Direct(spec).forward})
+        if compiled and has_direct_form(spec):
+            forms = {COMPILED: module.forward, COMPILED_DIRECT: Direct(spec).forward}
+            for kernel, form in forms.items():
+                add(name, spec.label, kernel, "compiled(x)", names={"compiled": _compiled(form)})
+        elif compiled and spec.name in ("relu", "gelu", "silu"):
+            form = _compiled(module.forward)
+            add(name, spec.label, COMPILED, "compiled(x)", names={"compiled": form})
+
+    if pairs:
+        add("silu_glu", "SiLU(x) * up", TORCH, "F.silu(x) * up", is_pair=True)
+        for kernel in backends:
+            add("iglu_glu", "IGLU(x) * up", kernel, "iglu_glu(x, up)", is_pair=True, is_ours=True)
+            add(
+                "iglu_approx_glu", "IGLU-Approx(x) * up", kernel,
+                "iglu_glu(x, up, approximate='rational')", is_pair=True, is_ours=True,
+            )  # fmt: skip
+    return result

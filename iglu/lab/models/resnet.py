@@ -1,0 +1,177 @@
+"""ResNets for 32 x 32 images (He et al., 2016): depth 6n + 2, three stages of n basic blocks.
+
+The names of the parts are those of the usual CIFAR checkpoints, so that a trained file loads as it is.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SHORTCUTS = ("A", "B")
+
+
+class ZeroPadShortcut(nn.Module):
+    """Option A: every second pixel, and channels of zeros on both sides; no parameters."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+def _norm(channels: int, norm: bool) -> nn.Module:
+    return nn.BatchNorm2d(channels) if norm else nn.Identity()
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, norm: bool, shortcut: str) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    if shortcut == "A":
+        return ZeroPadShortcut(inputs, outputs, stride)
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs, norm))
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions and the way around them; the second activation follows the sum."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        make_activation: Callable[[], nn.Module],
+        norm: bool,
+        shortcut: str,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = _norm(outputs, norm)
+        self.act1 = make_activation()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = _norm(outputs, norm)
+        self.shortcut = _shortcut(inputs, outputs, stride, norm, shortcut)
+        self.act2 = make_activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act1(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y)) + self.shortcut(x)
+        result: Tensor = self.act2(y)
+        return result
+
+
+class ResNet(nn.Module):
+    """A stem, three stages at 1, 2 and 4 times ``width`` channels, global average pooling, a linear head."""
+
+    def __init__(
+        self,
+        depth: int,
+        classes: int = 10,
+        make_activation: Callable[[], nn.Module] = nn.ReLU,
+        *,
+        norm: bool = True,
+        shortcut: str = "B",
+        width: int = 16,
+    ) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(f"depth must be 6n + 2 (20, 32, 44, 56, ...; 8 at least), got {depth}")
+        if shortcut not in SHORTCUTS:
+            raise ValueError(f"shortcut must be one of {', '.join(map(repr, SHORTCUTS))}, got {shortcut!r}")
+
+        def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+            shapes = [(inputs, stride)] + [(outputs, 1)] * ((depth - 2) // 6 - 1)
+            return nn.Sequential(
+                *(BasicBlock(i, outputs, s, make_activation, norm, shortcut) for i, s in shapes)
+            )
+
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = _norm(width, norm)
+        self.act1 = make_activation()
+        self.layer1 = stage(width, width, 1)
+        self.layer2 = stage(width, 2 * width, 2)
+        self.layer3 = stage(2 * width, 4 * width, 2)
+        self.linear = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        logits: Tensor = self.linear(x.mean((2, 3)))
+        return logits
+
+
+def resnet(
+    depth: int,
+    classes: int = 10,
+    make_activation: Callable[[], nn.Module] = nn.ReLU,
+    norm: bool = True,
+    shortcut: str = "B",
+) -> ResNet:
+    """The ResNet of that depth for CIFAR; ``norm=False`` leaves out the normalisation and nothing else.
+
+    >>> sum(p.numel() for p in resnet(20).parameters()), sum(p.numel() for p in resnet(20, 100).parameters())
+    (272474, 278324)
+    """
+    return ResNet(depth, classes, make_activation, norm=norm, shortcut=shortcut)
+
+
+def resnet20(
+    classes: int = 10,
+    make_activation: Callable[[], nn.Module] = nn.ReLU,
+    norm: bool = True,
+    shortcut: str = "B",
+) -> ResNet:
+    """ResNet-20, with 19 places for an activation."""
+    return resnet(20, classes, make_activation, norm, shortcut)
+
+
+# How the images of the trained file were normalised, after scaling to [0, 1].
+TRAINED_MEAN = (0.485, 0.456, 0.406)
+TRAINED_STD = (0.229, 0.224, 0.225)
+
+
+def load_trained_resnet20(path: str | Path, make_activation: Callable[[], nn.Module] = nn.ReLU) -> ResNet:
+    """A ResNet-20 with option A shortcuts and the weights of a CIFAR-10 checkpoint, in evaluation mode.
+
+    The file is a dict whose ``state_dict`` names each tensor ``module.<name>``, as data parallel training
+    leaves it.  It is read without executing anything in it.
+    """
+    expected = f"{path} is not a trained CIFAR-10 ResNet-20 (a dict with a state_dict, option A shortcuts)"
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"{expected}: torch.load(weights_only=True) says {first_line}") from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        found = (
+            f"a dict with {', '.join(map(str, content))}"
+            if isinstance(content, dict)
+            else type(content).__name__
+        )
+        raise ValueError(f"{expected}: it holds {found}")
+    model = resnet20(10, make_activation, shortcut="A")
+    weights = {name.removeprefix("module."): tensor for name, tensor in content["state_dict"].items()}
+    # Activations may have parameters of their own, which no checkpoint of a ReLU network holds.
+    own = {
+        name for name in model.state_dict() if name.rpartition(".")[0].rpartition(".")[2].startswith("act")
+    }
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # a shape that differs
+        raise ValueError(f"{expected}: {error}") from error
+    missing = sorted(set(missing) - own)
+    if missing or unexpected:
+        raise ValueError(
+            f"{expected}: missing {', '.join(missing[:3]) or 'nothing'}, "
+            f"unexpected {', '.join(unexpected[:3]) or 'nothing'}"
+        )
+    return model.eval()

@@ -1,0 +1,118 @@
+"""Where a number comes from: versions, machine, commit.  Everything the lab writes carries one of these.
+
+Nothing that names a person or a place is recorded: no host, no user, no path.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import iglu
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """One machine, one moment, one state of the code."""
+
+    date: str
+    iglu: str
+    commit: str | None  # of the checkout iglu was imported from; None for an installed package
+    modified: bool | None  # whether that checkout differs from its commit
+    torch: str
+    python: str
+    system: str
+    cpu: str
+    cores: int
+    instructions: str  # the instruction set torch chose
+    threads: int
+    gpu: str | None
+    cuda: str | None
+
+    def as_dict(self) -> dict[str, str | int | bool | None]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """For under a table."""
+        commit = ""
+        if self.commit is not None:
+            commit = f" ({self.commit[:10]}{', modified' if self.modified else ''})"
+        parts = [
+            f"{self.cpu}, {self.cores} cores, {self.instructions}",
+            self.gpu or "no GPU",
+            f"iglu {self.iglu}{commit}",
+            f"torch {self.torch}",
+            f"Python {self.python}",
+            self.system,
+            self.date[:10],
+        ]
+        return "; ".join(parts)
+
+
+def collect() -> Provenance:
+    """The provenance of numbers measured here and now."""
+    commit, modified = _commit()
+    has_gpu = torch.cuda.is_available()
+    return Provenance(
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        iglu=iglu.__version__,
+        commit=commit,
+        modified=modified,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=cpu_name(),
+        cores=_cores(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        gpu=torch.cuda.get_device_name() if has_gpu else None,
+        cuda=torch.version.cuda if has_gpu else None,
+    )
+
+
+def cpu_name() -> str:
+    """As the system calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    if platform.system() == "Darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+        if name is not None:
+            return name
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Those this process may use, which a container may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    package = Path(iglu.__file__).parent
+    # Installed into an environment that happens to lie in somebody else's repository, iglu is not
+    # one of its files, and that repository's commit says nothing about it.
+    if _output("git", "-C", str(package), "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    changes = _output("git", "-C", str(package), "status", "--porcelain", "--", ".")
+    return _output("git", "-C", str(package), "rev-parse", "HEAD"), bool(changes)
+
+
+def _output(*command: str) -> str | None:
+    """What the command prints, or None where it is missing or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

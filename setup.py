@@ -15,7 +15,15 @@ PYTHON = 0x030A0000  # the limited API of 3.10: one binary for every later Pytho
 
 # Not -ffast-math, which gives up NaN, infinities and the order of operations; not -march=native, since the
 # instruction set is chosen at run time.  Nothing is contracted to a fused multiply-add unless asked for.
-FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0"]
+FLAGS = [
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-g0",
+]
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS.append("-mprefer-vector-width=512")  # where there are 512 bits, use them
 
@@ -38,7 +46,7 @@ def entry() -> list[Extension]:
         import torch
         from torch.utils import cpp_extension
     except ImportError:
-        print("iglu-torch: iglu._entry is left out, there is no torch at build time; iglu._kernels does not need one.")
+        print("iglu-torch: iglu._entry is left out: no torch at build time (iglu._kernels needs none).")
         return []
     return [
         Extension(

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import iglu
 from iglu import kernels
-from iglu.kernels import native
+from iglu.kernels import native, pointers
 
 needs_loops = pytest.mark.skipif(native.loops is None, reason=native.why_no_loops)
 needs_entry = pytest.mark.skipif(native.entry is None, reason=native.why_no_entry)
@@ -26,7 +26,7 @@ def native_path(request, monkeypatch):
     """Each way to the loops in turn."""
     if request.param == "pointers":
         for name in ("value", "gate", "glu"):
-            monkeypatch.setattr(kernels, name, getattr(native, f"_{name}"))
+            monkeypatch.setattr(kernels, name, getattr(pointers, name))
     return request.param
 
 
@@ -95,9 +95,7 @@ def test_native_values_and_gradients_are_those_of_the_formulas(
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["number", "one", "channels"])
-def test_native_gradients_from_the_output_are_the_formulas(
-    native_path, options, layout, dtype, kind
-):
+def test_native_gradients_from_the_output_are_the_formulas(native_path, options, layout, dtype, kind):
     torch.manual_seed(0)
     x = (LAYOUTS[layout]() * 3).to(dtype)
     sigma = {"number": 0.7, "one": torch.tensor(0.7), "channels": torch.rand(x.shape[1]) - 0.3}[kind]

@@ -1,7 +1,7 @@
 """The same equations, fast: which kernel serves a call, and why.
 
-``native`` are the compiled CPU loops, ``plain`` the formulas in torch.  ``auto`` takes the native kernels
-where they can serve and the plain ones elsewhere, silently; a backend that was named and cannot serve raises.
+``native`` are the compiled CPU loops, ``triton`` the GPU kernels, ``plain`` the formulas in torch.  ``auto``
+takes the first that can serve, silently; a backend that was named and cannot serve raises.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from iglu.kernels import native
+from iglu.kernels import gpu, native, ordinary, pointers
 
 BACKENDS = ("auto", "native", "triton", "plain")
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps iglu-torch"
+
+
+_Function = Callable[..., Tensor | None]
+_Functions = tuple[_Function, _Function, _Function]
 
 
 def _nothing(*_: object) -> Tensor | None:
@@ -25,9 +29,9 @@ def _nothing(*_: object) -> Tensor | None:
 
 
 # What the functions try first; each answers None where it does not serve.
-value: Callable[..., Tensor | None] = _nothing
-gate: Callable[..., Tensor | None] = _nothing
-glu: Callable[..., Tensor | None] = _nothing
+value: _Function = _nothing
+gate: _Function = _nothing
+glu: _Function = _nothing
 
 _chosen = "auto"
 
@@ -38,15 +42,42 @@ def _choose(name: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
     if name == "native" and native.loops is None:
         raise RuntimeError(f"backend 'native' cannot serve: {native.why_no_loops}. To get it: {REBUILD}")
-    if name == "triton":
-        raise RuntimeError(
-            "backend 'triton' cannot serve: this version has no GPU kernels; use 'auto' or 'plain'"
-        )
-    uses_native = name in ("auto", "native") and native.loops is not None
-    value, gate, glu = (
-        (native.value, native.gate, native.glu) if uses_native else (_nothing, _nothing, _nothing)
-    )
+    if name == "triton" and (reason := gpu.why_none()):
+        raise RuntimeError(f"backend 'triton' cannot serve: {reason}")
+    value, gate, glu = _FUNCTIONS[name]()
     _chosen = name
+
+
+def _native() -> _Functions:
+    return (_nothing,) * 3 if native.loops is None else (native.value, native.gate, native.glu)
+
+
+def _triton() -> _Functions:
+    return gpu.value, gpu.gate, gpu.glu
+
+
+def _auto() -> _Functions:
+    # A build of torch without a GPU is spared the second question.
+    if torch.version.cuda is None and torch.version.hip is None:
+        return _native()
+    first, second, third = (_either(*pair) for pair in zip(_native(), _triton(), strict=True))
+    return first, second, third
+
+
+def _either(on_cpu: _Function, on_gpu: _Function) -> _Function:
+    def serve(*arguments: object) -> Tensor | None:
+        served = on_cpu(*arguments)
+        return on_gpu(*arguments) if served is None else served
+
+    return serve
+
+
+_FUNCTIONS: dict[str, Callable[[], _Functions]] = {
+    "auto": _auto,
+    "native": _native,
+    "triton": _triton,
+    "plain": lambda: (_nothing,) * 3,
+}
 
 
 @contextlib.contextmanager
@@ -72,20 +103,26 @@ def explain(x: Tensor) -> str:
     """Which kernel would serve ``iglu(x)`` here and now, and why."""
     if _chosen == "plain":
         return "plain: asked for by name"
-    reason = _why_not_native(x)
-    if reason:
-        return f"plain: {reason}"
-    how = "through the C++ entry" if native.entry is not None else f"by pointer, since {native.why_no_entry}"
-    return f"native: {native.loops.capability()} loops, {how}"
+    not_native, not_triton = _why_not_native(x), gpu.why_not(x)
+    if _chosen != "triton" and not not_native:
+        how = (
+            "through the C++ entry"
+            if native.entry is not None
+            else f"by pointer, since {native.why_no_entry}"
+        )
+        return f"native: {native.loops.capability()} loops, {how}"
+    if _chosen != "native" and not not_triton:
+        return "triton: the GPU kernels"
+    on_gpu = isinstance(x, Tensor) and x.is_cuda
+    return f"plain: {not_triton if on_gpu or _chosen == 'triton' else not_native}"
 
 
 def refuse_if_named(x: object) -> None:
-    """Raise where the native kernels were named and did not serve this call."""
-    if _chosen == "native":
-        reason = _why_not_native(x) or "this sigma or layout is not one for them"
-        raise RuntimeError(
-            f"backend 'native' cannot serve this call: {reason}. iglu.backend('auto') would go on"
-        )
+    """Raise where kernels were named and did not serve this call."""
+    if _chosen in ("native", "triton"):
+        reason = _why_not_native(x) if _chosen == "native" else gpu.why_not(x)
+        reason = reason or "this sigma or layout is not one for it"
+        raise RuntimeError(f"backend {_chosen!r} cannot serve this call: {reason}. Use iglu.backend('auto')")
 
 
 def _why_not_native(x: object) -> str:
@@ -93,17 +130,17 @@ def _why_not_native(x: object) -> str:
         return native.why_no_loops
     if torch.compiler.is_compiling():
         return "the compiler fuses the plain formulas with their neighbours"
-    if not native.is_plain_eager():
+    if not ordinary.is_plain_eager():
         return "a mode or transform of torch is active"
     if not isinstance(x, Tensor):
         return f"x is no tensor but {type(x).__name__}"
     if not x.is_cpu:
         return f"x is on {x.device}, and the native kernels run on the CPU"
-    if not native.is_ordinary(x):
+    if not ordinary.is_ordinary(x):
         return f"x is no ordinary dense tensor but {type(x).__name__} with layout {x.layout}"
-    if x.dtype not in native.DTYPES:
+    if x.dtype not in pointers.DTYPES:
         return f"x is of {x.dtype}"
-    if not native.is_dense(x):
+    if not ordinary.is_dense(x):
         return "the memory of x has gaps or overlaps"
     return ""
 

@@ -10,15 +10,17 @@ graph (after one call outside of it, which compiles).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 
 from iglu.formulas import FAMILIES, Sigma
-from iglu.kernels.native import is_dense, is_plain_eager, plain_gradients
+from iglu.kernels.ordinary import is_plain_eager
+from iglu.kernels.seam import Kernels, seam
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SIGMA_DTYPES = (*DTYPES, torch.float64)
@@ -58,6 +60,14 @@ def is_ordinary(x: object) -> bool:
     return torch._C._dispatch_keys(x).raw_repr() in _ordinary_keys(device_type)
 
 
+def why_none() -> str:
+    """Why the kernels would serve no call at all; empty if they would some."""
+    if device_type == "cuda" and not torch.cuda.is_available():
+        return "torch sees no GPU"
+    reason = _load()[1]
+    return f"{reason}; pip install triton" if reason else ""
+
+
 def why_not(x: object) -> str:
     """Why the kernels would not serve ``iglu(x)`` here and now; empty if they would."""
     if not is_plain_eager():
@@ -83,6 +93,12 @@ def _is_call_for_us(x: Any, approximate: str) -> bool:
         and approximate in FAMILIES
         and is_plain_eager()
         and _load()[0] is not None
+    )
+
+
+def _is_alike(other: Any, x: Tensor) -> bool:
+    return (
+        is_ordinary(other) and other.device == x.device and other.dtype == x.dtype and other.shape == x.shape
     )
 
 
@@ -112,7 +128,7 @@ class _Tiling(NamedTuple):
     """How a kernel sees its tensors, see gpu_kernels.py."""
 
     channels: int
-    count: int
+    elements: int  # of each channel
     sizes: Shape
     strides: tuple[Shape, ...]  # of each tensor: of the channels, then of the sizes
     is_wide: bool
@@ -121,7 +137,7 @@ class _Tiling(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        return -(-self.count // self.block)
+        return -(-self.elements // self.block)
 
     @property
     def programs(self) -> int:
@@ -148,26 +164,23 @@ def _tiling(shape: Shape, strides: tuple[Shape, ...], channel_dim: int | None) -
 
     channels = 1 if channel_dim is None else shape[channel_dim]
     channel_steps = [0 if channel_dim is None else each[channel_dim] for each in strides]
-    count = 1
-    for size in sizes:
-        count *= size
+    elements = math.prod(sizes)
     reach = [
         (channels - 1) * across + sum((size - 1) * step[i] for size, step in zip(sizes, steps, strict=True))
         for i, across in enumerate(channel_steps)
     ]
     if channels > 1 and channel_steps[0] < steps[-1][0]:  # the channels are innermost
-        block_channels = min(_power_of_two(channels), _COALESCED)
-        block = min(_power_of_two(count), _TILE // block_channels)
+        together = min(_power_of_two(channels), _COALESCED)
+        block = min(_power_of_two(elements), _TILE // together)
     else:
-        block = min(_power_of_two(count), _TILE)
-        block_channels = min(_power_of_two(channels), _TILE // block)
+        block = min(_power_of_two(elements), _TILE)
     return _Tiling(
         channels,
-        count,
+        elements,
         tuple(sizes),
         tuple((across, *(step[i] for step in steps)) for i, across in enumerate(channel_steps)),
-        max(*reach, channels * count) > _NARROW,
-        block_channels,
+        max(*reach, channels * elements) > _NARROW,
+        min(_power_of_two(channels), _TILE // block),
         block,
     )
 
@@ -200,7 +213,7 @@ def _scale(sigma: Sigma) -> tuple[Any, float, int]:
     """sigma for the kernel: a number as two float32 that add up to it, a tensor as it is."""
     if isinstance(sigma, Tensor):
         return sigma.detach(), 0.0, sigma.stride(0) if sigma.numel() > 1 else 0
-    high = torch.tensor(sigma, dtype=torch.float32).item()
+    high = ctypes.c_float(sigma).value
     return high, sigma - high, 0
 
 
@@ -218,7 +231,7 @@ def _launch(
             *tensors,
             *_scale(sigma),
             tiling.channels,
-            tiling.count,
+            tiling.elements,
             tiling.sizes,
             *strides,
             is_number=not isinstance(sigma, Tensor),
@@ -268,7 +281,11 @@ def _gradients(
     channel_dim: int,
     needs_sigma: bool,
 ) -> list[Tensor]:
-    """The gradients of x, of up if there is one, and of sigma if needed, in one pass."""
+    """The gradients of x, of up if there is one, and of sigma if needed, in one pass.
+
+    For the operation "output", x is the output of the rational value, which tells its input, since it is
+    strictly increasing.  With v = sigma y, the slope is (1+2v)^2/2 for y < 0 and 1 - 1/(2(1+u)^2) for
+    y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v."""
     grad_x = torch.empty_like(x)
     grads = [grad_x] if up is None else [grad_x, torch.empty_like(up)]
     if operation == "glu":
@@ -299,94 +316,20 @@ def _gradients(
     return grads
 
 
-class _Recorded(Function):
-    """A recorded call of the kernels, of which nothing but the inputs is kept: x, up (or None), sigma."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        operation: str,
-        approximate: str,
-        x: Tensor,
-        up: Tensor | None,
-        sigma: Sigma,
-        channel_dim: int,
-    ) -> Tensor:
-        ctx.save_for_backward(x, up, sigma if isinstance(sigma, Tensor) else None)
-        ctx.number = None if isinstance(sigma, Tensor) else sigma
-        ctx.operation, ctx.approximate, ctx.channel_dim = operation, approximate, channel_dim
-        return _run(operation, approximate, x, up, sigma, channel_dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, up, tensor_sigma = ctx.saved_tensors
-        sigma: Sigma = ctx.number if tensor_sigma is None else tensor_sigma
-        needs_sigma = tensor_sigma is not None and ctx.needs_input_grad[4]
-        inputs = (grad, x, up, sigma, ctx.channel_dim, needs_sigma)
-        if torch.is_grad_enabled() or not (is_plain_eager() and is_ordinary(grad) and is_ordinary(x)):
-            grads = plain_gradients(f"{ctx.operation}:{ctx.approximate}", *inputs)
-        else:
-            grads = _gradients(ctx.operation, ctx.approximate, *inputs)
-        found = iter(grads)
-        by_x, by_up = next(found), None if up is None else next(found)
-        return None, None, by_x, by_up, next(found) if needs_sigma else None, None
-
-
-def _requires_grad(*values: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
-
-
-def _run_or_record(
-    operation: str, approximate: str, x: Tensor, up: Tensor | None, sigma: Sigma, channel_dim: int
-) -> Tensor:
-    run = _Recorded.apply if _requires_grad(x, up, sigma) else _run
-    return run(operation, approximate, x, up, sigma, channel_dim)  # type: ignore[no-any-return, no-untyped-call]
-
-
 # -- the seam --------------------------------------------------------------------------------------
 
 
-def value(x: Any, sigma: Any, approximate: str, channel_dim: int, inplace: bool) -> Tensor | None:
-    if not (_is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)):
-        return None
-    if not inplace:
-        return _run_or_record("value", approximate, x, None, sigma, channel_dim)
-    if _requires_grad(x, sigma) or x.is_inference() or not is_dense(x):
-        return None
-    _run("value", approximate, x, None, sigma, channel_dim, out=x)
-    torch.autograd.graph.increment_version(x)
-    return x  # type: ignore[no-any-return]
+def _serves(x: Any, sigma: Any, approximate: str, channel_dim: int) -> bool:
+    return _is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)
 
 
-def gate(x: Any, sigma: Any, approximate: str, channel_dim: int) -> Tensor | None:
-    if not (_is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)):
-        return None
-    return _run_or_record("gate", approximate, x, None, sigma, channel_dim)
-
-
-def glu(x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int) -> Tensor | None:
+def _serves_pair(x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int) -> bool:
     if not _is_call_for_us(x, approximate):
-        return None
-    if up is None:
-        if x.dim() == 0 or x.shape[-1] % 2:
-            return None
-    elif not (is_ordinary(up) and up.device == x.device and up.dtype == x.dtype and up.shape == x.shape):
-        return None
-    if not _is_served_sigma(sigma, x if up is not None else x.chunk(2, -1)[0], channel_dim):
-        return None
-    return _run_or_record("glu", approximate, x, up, sigma, channel_dim)
+        return False
+    if up is not None:
+        return _is_alike(up, x) and _is_served_sigma(sigma, x, channel_dim)
+    is_packed = x.dim() > 0 and x.shape[-1] % 2 == 0
+    return is_packed and _is_served_sigma(sigma, x.chunk(2, -1)[0], channel_dim)
 
 
-def backward_from_output(
-    grad: Any, y: Any, sigma: Any, channel_dim: int, needs_sigma: bool = False
-) -> list[Tensor] | None:
-    """The gradients of x, and of sigma if needed, of ``y = iglu(x, sigma, approximate="rational")``, from y.
-
-    The rational form is strictly increasing, so y tells x.  With v = sigma y, the slope is (1+2v)^2/2 for
-    y < 0 and 1 - 1/(2(1+u)^2) for y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v.
-    """
-    if not (_is_call_for_us(y, "rational") and _is_served_sigma(sigma, y, channel_dim)):
-        return None
-    if not (is_ordinary(grad) and grad.device == y.device and grad.dtype == y.dtype and grad.shape == y.shape):
-        return None
-    return _gradients("output", "rational", grad, y, None, sigma, channel_dim, needs_sigma)
+value, gate, glu = seam(Kernels(_serves, _serves_pair, is_ordinary, _run, _gradients))

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: RET505 - Triton compiles what follows a return, so every return needs its branch
 """iglu/formulas.py for a block of elements, in Triton: the formulas of cpu/formulas.h under the same names.
 
 Every function is of x and of a sigma > 0, given as sigma + sigma_low, two float32 that hold a double to 48
@@ -23,29 +24,32 @@ def _polynomial(coefficients: str) -> tl.constexpr:
 
 # Highest order first; what each approximates is said in cpu/polynomials.h, whose numbers they are.
 EXCESS = _polynomial("""
-    -0x1.d5979cp-10 0x1.654c34p-7 -0x1.fe779ap-6 0x1.da991cp-5 -0x1.5824e2p-4 0x1.c093f4p-4 -0x1.24210ap-3
-    0x1.9991eap-3 -0x1.55553ep-2""")
+    -0x1.d5979cp-10 0x1.654c34p-7 -0x1.fe779ap-6 0x1.da991cp-5 -0x1.5824e2p-4 0x1.c093f4p-4
+    -0x1.24210ap-3 0x1.9991eap-3 -0x1.55553ep-2""")
 FAR_SLOPE = _polynomial("""
-    -0x1.a30498p-9 0x1.43ad14p-8 -0x1.48b3dep-8 0x1.e167p-8 -0x1.7a34b6p-7 0x1.189544p-6 -0x1.9cfa14p-6
-    0x1.2f3e0cp-5 -0x1.b98468p-5 0x1.3c291ep-4 -0x1.b43e82p-4 0x1.0a1654p-3""")
+    0x1.35093ap-8 -0x1.d742cp-8 0x1.ea05fp-8 -0x1.689e12p-7 0x1.182586p-6 -0x1.9decp-6 0x1.2f427ep-5
+    -0x1.b97f26p-5 0x1.3c291p-4 -0x1.b43e8ap-4 0x1.0a1654p-3""")
 NEAR_SLOPE = _polynomial("""
-    -0x1.7384b6p-5 -0x1.9138fcp-4 -0x1.a9bbbcp-6 0x1.31d5bep-6 -0x1.286006p-5 0x1.227fdcp-5 0x1.f8dae2p-7
-    -0x1.3c954ep-4 0x1.7d5eeep-4 -0x1.354f58p-6 -0x1.05dfep-3 0x1.08a03p-2 -0x1.15f454p-2 0x1.2f07c8p-3""")
+    0x1.edc9dap-6 0x1.abfde4p-4 0x1.09a0dp-4 -0x1.7d77b2p-5 0x1.92c5fcp-6 0x1.d56eap-7 -0x1.3997fap-4
+    0x1.7de7c8p-4 -0x1.35a0d4p-6 -0x1.05e1eap-3 0x1.08a03cp-2 -0x1.15f452p-2 0x1.2f07c8p-3""")
 FAR_SLOPE_HALF = _polynomial("""
     0x1.43f5p-7 -0x1.bdae68p-5 0x1.1a0b36p-3 -0x1.c4b6d6p-3 0x1.122dacp-2 -0x1.1dce92p-2 0x1.1705b6p-2
     -0x1.04bf06p-2 0x1.b29954p-3""")
 NEAR_SLOPE_HALF = _polynomial("""
     0x1.cdf41ap-6 0x1.daf83cp-4 0x1.f6715ap-6 -0x1.68da74p-4 0x1.6ffb7p-4 -0x1.2d4774p-6 -0x1.058d9ap-3
     0x1.089dbp-2 -0x1.15f4cap-2 0x1.2f07cep-3""")
-TAIL_NUMERATOR_HALF = _polynomial("0x1p+0 0x1.d042e4p+2 0x1.de57ccp+4 0x1.2aa68p+6 0x1.af319cp+6")
-TAIL_DENOMINATOR_HALF = _polynomial(
-    "0x1p+0 0x1.d04554p+2 0x1.09642cp+5 0x1.8b79p+6 0x1.820ap+7 0x1.af318ep+7"
-)
+TAIL_NUMERATOR_HALF = _polynomial("""
+    0x1p+0 0x1.d042e4p+2 0x1.de57ccp+4 0x1.2aa68p+6 0x1.af319cp+6""")
+TAIL_DENOMINATOR_HALF = _polynomial("""
+    0x1p+0 0x1.d04554p+2 0x1.09642cp+5 0x1.8b79p+6 0x1.820ap+7 0x1.af318ep+7""")
 FAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.fdf50ep-2"))
 NEAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.75407p-1"))
 
+# pi = PI (1 + PI_ERROR), and so for its inverse, which is INVERSE_PI + INVERSE_PI_LOW too.
 PI = tl.constexpr(float.fromhex("0x1.921fb6p+1"))
+PI_ERROR = tl.constexpr(-2.7827534378484539e-8)
 INVERSE_PI = tl.constexpr(float.fromhex("0x1.45f306p-2"))
+INVERSE_PI_ERROR = tl.constexpr(4.034206196184844e-8)
 INVERSE_PI_LOW = tl.constexpr(float.fromhex("0x1.b9391p-27"))
 LARGEST_FLOAT = tl.constexpr(float.fromhex("0x1.fffffep+127"))
 # |u| at which 1/(1 + |u|) has no more use for the 1, and the fifth power of pi |u| is far from overflow
@@ -67,7 +71,7 @@ def fused(a, b, c):
 @triton.jit
 def polynomial(x, coefficients: tl.constexpr):
     result = fused(coefficients[0], x, coefficients[1])
-    for i in tl.static_range(2, len(coefficients)):
+    for i in tl.static_range(2, len(coefficients.value)):
         result = fused(result, x, coefficients[i])
     return result
 
@@ -83,13 +87,13 @@ def quotient(a, b, half: tl.constexpr):
 @triton.jit
 def smaller(a, b):
     """The smaller one, and b where b is NaN."""
-    return tl.where(a < b, a, b)
+    return tl.where(b > a, a, b)
 
 
 @triton.jit
 def size_of(x, sigma):
     """|x|, cut where sigma |x| would overflow and every tail has long reached its limit."""
-    largest = smaller(tl.div_rn(2.0**126, sigma), LARGEST_FLOAT)
+    largest = smaller(LARGEST_FLOAT, tl.div_rn(2.0**126, sigma))
     return smaller(largest, tl.abs(x))
 
 
@@ -103,6 +107,21 @@ def positive_part(x):
 def either_tail(x, tail):
     """A distribution function, from its (symmetric) tail."""
     return tl.where(x < 0, tail, 1 - tail)
+
+
+@triton.jit
+def gate_from_tail(x, sigma, tail):
+    """A gate is 0 or 1 at the infinities, where |x| was cut."""
+    return either_tail(x, tl.where((tl.abs(x) == float("inf")) & (sigma > 0), 0.0, tail))
+
+
+@triton.jit
+def corrected(value, error, half: tl.constexpr):
+    """value (1 + error), the value being finite.  For a half all these errors are below notice."""
+    if half:
+        return value
+    else:
+        return fused(value, error, value)
 
 
 # -- what follows from sigma, once for each channel of a block --------------------------------------
@@ -120,7 +139,7 @@ def floor_of(sigma, sigma_low):
     """1/(pi sigma) = floor (1 + error)."""
     floor = tl.div_rn(INVERSE_PI, sigma)
     rest = fused(-floor, sigma, INVERSE_PI) + fused(-floor, sigma_low, INVERSE_PI_LOW)
-    return floor, PI * rest
+    return floor, rest * PI
 
 
 # -- exact ------------------------------------------------------------------------------------------
@@ -157,8 +176,9 @@ def exact_tail_half(b):
 @triton.jit
 def exact_value(x, sigma, sigma_low, half: tl.constexpr):
     if half:
-        size = smaller(FAR / sigma, tl.abs(x))
-        return fused(-size, exact_tail_half((PI * sigma) * size), positive_part(x))
+        size = smaller(tl.div_rn(FAR, sigma), tl.abs(x))
+        # not -size: in Triton that is 0 - size, and -0 would become 0
+        return fused(size, -exact_tail_half((sigma * PI) * size), positive_part(x))
     else:
         size = size_of(x, sigma)
         a = sigma * size
@@ -174,19 +194,15 @@ def exact_value(x, sigma, sigma_low, half: tl.constexpr):
 
 @triton.jit
 def exact_gate(x, sigma, sigma_low, half: tl.constexpr):
-    if half:
-        b = (PI * sigma) * size_of(x, sigma)
-        near = exact_tail_half(smaller(FAR, b))
-        return either_tail(x, tl.where(b > FAR, 1.0 / b, near))
-    else:
-        size, a, _, t, t_error = argument_of(x, sigma, sigma_low, half)
-        m = smaller(t, a)
-        z = m * m
-        excess = polynomial(z, EXCESS)
-        near = 0.5 - near_angle(size, z, excess, sigma, sigma_low)
-        linear = m * INVERSE_PI
-        far = linear + linear * fused(z, excess, t_error)
-        return either_tail(x, tl.where(a < 1, near, far))
+    size, a, _, t, t_error = argument_of(x, sigma, sigma_low, half)
+    m = smaller(t, a)
+    z = m * m
+    excess = polynomial(z, EXCESS)
+    near = 0.5 - near_angle(size, z, excess, sigma, sigma_low)
+    linear = m * INVERSE_PI
+    rest = fused(linear, t_error + INVERSE_PI_ERROR, fused(m, INVERSE_PI, -linear))
+    far = linear + fused(linear * z, excess, rest)
+    return gate_from_tail(x, sigma, tl.where(a < 1, near, far))
 
 
 @triton.jit
@@ -201,46 +217,54 @@ def exact_slope(x, sigma, sigma_low, half: tl.constexpr):
         z_error = 2 * t_error
         near = polynomial((a - NEAR_SLOPE_CENTRE) + a_low, NEAR_SLOPE)
         far = t * (z * polynomial(fused(z, z_error, z - FAR_SLOPE_CENTRE), FAR_SLOPE))
-        far = fused(far, z_error + t_error, far)
+        far = corrected(far, z_error + t_error, half)
     return either_tail(x, tl.where(a < 1, near, far))
 
 
 @triton.jit
-def exact_density(a, a_low, t, t_error, half: tl.constexpr):
-    """1/(1 + z)."""
+def one_over_one_plus_z(a, a_low, t, t_error, half: tl.constexpr):
+    """(r, error) with 1/(1 + z) = r (1 + error)."""
     m = smaller(t, a)
-    z_low = 2 * tl.where(a < 1, a * a_low, m * m * t_error)
-    return quotient(1.0, fused(m, m, 1.0) + z_low, half)
+    d = fused(m, m, 1.0)
+    r = quotient(1.0, d, half)
+    if half:
+        return r, r * 0
+    else:
+        z_low = 2 * tl.where(a < 1, a * a_low, m * m * t_error)
+        return r, fused(-(fused(m, m, 1 - d) + z_low), r, -fused(d, r, -1.0))
 
 
 @triton.jit
 def exact_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
-    """x^2/(pi (1 + u^2)), beyond |u| = 1 as 1/(pi sigma^2 (1 + t^2)), which does not overflow."""
+    """x^2/(pi (1 + u^2)), beyond |u| = 1 as pi/((pi sigma)^2 (1 + t^2)), which does not overflow."""
     size, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    r, error = one_over_one_plus_z(a, a_low, t, t_error, half)
     floor, floor_error = floor_of(sigma, sigma_low)
     w = tl.where(a < 1, size, floor)
-    result = w * (w * (tl.where(a < 1, INVERSE_PI, PI) * exact_density(a, a_low, t, t_error, half)))
-    return fused(result, tl.where(a < 1, 0.0, 2 * floor_error), result)
+    error += tl.where(a < 1, INVERSE_PI_ERROR, 2 * floor_error + PI_ERROR)
+    return w * (w * corrected(r * tl.where(a < 1, INVERSE_PI, PI), error, half))
 
 
 @triton.jit
 def exact_gate_slope(x, sigma, sigma_low, half: tl.constexpr):
     """sigma/(pi (1 + u^2)), beyond |u| = 1 as sigma t^2/(pi (1 + t^2))."""
     _, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    r, error = one_over_one_plus_z(a, a_low, t, t_error, half)
     over_pi, over_pi_low = over_pi_of(sigma, sigma_low)
     w = tl.where(a < 1, 1.0, t)
-    density = w * exact_density(a, a_low, t, t_error, half)
+    density = w * r
     result = fused(over_pi_low * w, density, over_pi * w * density)
-    return fused(result, tl.where(a < 1, 0.0, 2 * t_error), result)
+    return corrected(result, tl.where(a < 1, error, error + 2 * t_error), half)
 
 
 @triton.jit
 def exact_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
     """x/(pi (1 + u^2)), beyond |u| = 1 as t/(pi sigma (1 + t^2))."""
     size, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    r, error = one_over_one_plus_z(a, a_low, t, t_error, half)
     floor, floor_error = floor_of(sigma, sigma_low)
-    result = tl.where(a < 1, size * INVERSE_PI, floor * t) * exact_density(a, a_low, t, t_error, half)
-    result = fused(result, tl.where(a < 1, 0.0, floor_error + t_error), result)
+    error += tl.where(a < 1, INVERSE_PI_ERROR, floor_error + t_error)
+    result = corrected(tl.where(a < 1, size * INVERSE_PI, floor * t) * r, error, half)
     return tl.where(x < 0, -result, result)
 
 
@@ -260,12 +284,6 @@ def rational_value(x, sigma, sigma_low, half: tl.constexpr):
 
 
 @triton.jit
-def rational_gate(x, sigma, sigma_low, half: tl.constexpr):
-    d = one_plus(size_of(x, sigma), sigma, sigma_low)
-    return either_tail(x, quotient(0.5, d, half))
-
-
-@triton.jit
 def lomax(size, sigma, sigma_low, half: tl.constexpr):
     """(r, error) with 1/(1+a) = r (1 + error)."""
     d = fused(sigma, size, 1.0)
@@ -278,10 +296,16 @@ def lomax(size, sigma, sigma_low, half: tl.constexpr):
 
 
 @triton.jit
+def rational_gate(x, sigma, sigma_low, half: tl.constexpr):
+    r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
+    return gate_from_tail(x, sigma, corrected(0.5 * r, error, half))
+
+
+@triton.jit
 def rational_slope(x, sigma, sigma_low, half: tl.constexpr):
     r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
     tail = r * (0.5 * r)
-    return either_tail(x, fused(tail, 2 * error, tail))
+    return either_tail(x, corrected(tail, 2 * error, half))
 
 
 @triton.jit
@@ -289,24 +313,21 @@ def rational_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
     """x^2 r^2/2, as the square of |x| r, which is at most 1/sigma."""
     size = size_of(x, sigma)
     r, error = lomax(size, sigma, sigma_low, half)
-    root = size * r
-    root = fused(root, error, root)
+    root = corrected(size * r, error, half)
     return root * (0.5 * root)
 
 
 @triton.jit
 def rational_gate_slope(x, sigma, sigma_low, half: tl.constexpr):
     r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
-    result = (sigma * r) * (0.5 * r)
-    return fused(result, 2 * error, result)
+    return corrected((sigma * r) * (0.5 * r), 2 * error, half)
 
 
 @triton.jit
 def rational_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
     size = size_of(x, sigma)
     r, error = lomax(size, sigma, sigma_low, half)
-    result = (size * r) * (0.5 * r)
-    result = fused(result, 2 * error, result)
+    result = corrected((size * r) * (0.5 * r), 2 * error, half)
     return tl.where(x < 0, -result, result)
 
 
@@ -328,7 +349,7 @@ def rational_root_from_output(size, sigma, sigma_low):
 def rational_slope_from_output(y, sigma, sigma_low):
     """For y < 0, 1/(1+|u|) = 1 + 2 sigma y."""
     size = size_of(y, sigma)
-    below = one_plus(size, -2 * sigma, -2 * sigma_low)
+    below = fused(-2 * sigma_low, size, fused(-2 * sigma, size, 1.0))
     above = tl.div_rn(1.0, 1 + rational_root_from_output(size, sigma, sigma_low))
     r = tl.where(y < 0, below, above)
     return either_tail(y, r * (0.5 * r))

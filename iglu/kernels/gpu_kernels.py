@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: RET505 - Triton compiles what follows a return, so every return needs its branch
 """The two Triton kernels: every operation forward, and every operation backward.
 
 A kernel sees its tensors as ``channels`` x ``count`` elements, count being the product of ``sizes``; each
@@ -53,6 +54,16 @@ def offsets(channel, index, sizes, strides):
         result += (index % sizes[i]) * strides[i + 1]
         index = index // sizes[i]
     return result + index * strides[1]
+
+
+@triton.jit
+def read(tensor, channel, index, sizes, strides, exists):
+    return tl.load(tensor + offsets(channel, index, sizes, strides), mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def write(tensor, value, channel, index, sizes, strides, exists):
+    tl.store(tensor + offsets(channel, index, sizes, strides), value, mask=exists)
 
 
 @triton.jit
@@ -147,14 +158,14 @@ def forward(
     half: tl.constexpr = x.dtype.element_ty != tl.float32
     _, channel, index, exists = tile(channels, count, wide, block_channels, block)
     sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
-    at = tl.load(x + offsets(channel, index, sizes, x_strides), mask=exists, other=0.0).to(tl.float32)
+    at = read(x, channel, index, sizes, x_strides, exists)
     if operation == "gate":
         result = any_gate(at, sign, sigma, sigma_low, is_exact, half)
     else:
         result = any_value(at, sign, sigma, sigma_low, is_exact, half)
     if operation == "glu":
-        result *= tl.load(up + offsets(channel, index, sizes, up_strides), mask=exists, other=0.0).to(tl.float32)
-    tl.store(y + offsets(channel, index, sizes, y_strides), result, mask=exists)
+        result *= read(up, channel, index, sizes, up_strides, exists)
+    write(y, result, channel, index, sizes, y_strides, exists)
 
 
 @triton.jit
@@ -188,19 +199,19 @@ def backward(
     half: tl.constexpr = x.dtype.element_ty != tl.float32
     number, channel, index, exists = tile(channels, count, wide, block_channels, block)
     sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
-    at = tl.load(x + offsets(channel, index, sizes, x_strides), mask=exists, other=0.0).to(tl.float32)
-    through = tl.load(grad + offsets(channel, index, sizes, grad_strides), mask=exists, other=0.0).to(tl.float32)
+    at = read(x, channel, index, sizes, x_strides, exists)
+    through = read(grad, channel, index, sizes, grad_strides, exists)
     if operation == "glu":
         by_up = through * any_value(at, sign, sigma, sigma_low, is_exact, half)
-        tl.store(grad_up + offsets(channel, index, sizes, grad_up_strides), by_up, mask=exists)
-        through *= tl.load(up + offsets(channel, index, sizes, up_strides), mask=exists, other=0.0).to(tl.float32)
+        write(grad_up, by_up, channel, index, sizes, grad_up_strides, exists)
+        through *= read(up, channel, index, sizes, up_strides, exists)
     if operation == "gate":
         by_x = any_gate_slope(at, sign, sigma, sigma_low, is_exact, half)
     elif operation == "output":
         by_x = rational_slope_from_output(sign * at, sigma, sigma_low)
     else:
         by_x = any_slope(at, sign, sigma, sigma_low, is_exact, half)
-    tl.store(grad_x + offsets(channel, index, sizes, grad_x_strides), through * by_x, mask=exists)
+    write(grad_x, through * by_x, channel, index, sizes, grad_x_strides, exists)
     if needs_sums:
         if operation == "gate":
             by_sigma = any_gate_by_sigma(at, sigma, sigma_low, is_exact, half)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -243,6 +243,28 @@ def gradients_from_output(
         return by_x, None
     by_sigma = wide_grad * family.by_sigma_from_output(wide_y, scale)
     return by_x, by_sigma.sum_to_size(sigma.shape).to(sigma.dtype)
+
+
+def gradients_of_call(
+    name: str, grad: Tensor, x: Tensor, up: Tensor | None, sigma: Sigma, channel_dim: int, needs_sigma: bool
+) -> list[Tensor]:
+    """The gradients of x, of up if there is one, and of sigma if needed, by differentiable operations: for a
+    backward pass that is itself recorded, here and in ``iglu._entry``."""
+    if name.startswith("output"):
+        scale = along_channels(sigma, x.dim(), channel_dim) if isinstance(sigma, Tensor) else sigma
+        by_x, by_sigma = gradients_from_output(name.partition(":")[2], grad, x, scale, needs_sigma)
+        return [by_x] if by_sigma is None else [by_x, by_sigma.reshape(cast("Tensor", sigma).shape)]
+    is_packed = name.startswith("glu") and up is None
+    tensors = x.chunk(2, -1) if is_packed else (x,) if up is None else (x, up)
+    scale = along_channels(sigma, x.dim(), channel_dim) if isinstance(sigma, Tensor) else sigma
+    needed = [True] * len(tensors) + [needs_sigma]
+    *grads, by_sigma = gradients(name, grad, (*tensors, scale), needed)
+    result = [each for each in grads if each is not None]
+    if is_packed:
+        result = [torch.cat(result, -1)]
+    if by_sigma is not None and isinstance(sigma, Tensor):
+        result.append(by_sigma.reshape(sigma.shape))
+    return result
 
 
 def value_keeping_output(approximate: str, x: Tensor, sigma: Sigma, overwrite: bool) -> Tensor:

@@ -301,9 +301,9 @@ variable_list backward_plain(const Options &options, const Tensor &grad, const T
     pybind11::gil_scoped_acquire gil;
     const auto name =
         std::string(options.keep_output ? "output" : kNames[options.operation]) + ":" + kFamilies[options.family];
-    const auto native = pybind11::module_::import("iglu.kernels.native");
+    const auto plain = pybind11::module_::import("iglu.kernels.plain");
     pybind11::object scale = sigma ? pybind11::cast(*sigma) : pybind11::cast(options.number);
-    const auto gradients = native.attr("plain_gradients")(name, grad, x, up, scale, options.channel_dim, needs_sigma);
+    const auto gradients = plain.attr("gradients_of_call")(name, grad, x, up, scale, options.channel_dim, needs_sigma);
     return gradients.cast<variable_list>();
 }
 
@@ -626,7 +626,7 @@ TORCH_LIBRARY_IMPL(iglu, AutogradCPU, library) {
     library.impl("glu", autograd_kernel<IGLU_GLU>);
 }
 
-// Read from the file before it is loaded (iglu/kernels/native.py).
+// Read from the file before it is loaded (iglu/kernels/compiled.py).
 extern "C" __attribute__((used)) const char iglu_entry_mark[] = "iglu entry for torch " IGLU_BUILT_FOR ";";
 
 PyMODINIT_FUNC PyInit__entry() {

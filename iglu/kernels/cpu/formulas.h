@@ -24,6 +24,7 @@ typedef struct {
 #define SCALE NAME(scale)
 /* pi = PI (1 + PI_ERROR), and so for its inverse. */
 #define BY_PRECISION(single, twice) ((REAL)(sizeof(REAL) == sizeof(float) ? (single) : (twice)))
+#define LARGEST BY_PRECISION(0x1.fffffep127, 0x1.fffffffffffffp1023)
 #define PI ((REAL)3.141592653589793)
 #define PI_ERROR BY_PRECISION(-2.7827534378484539e-8, 3.8981718325193755e-17)
 #define INVERSE_PI ((REAL)0.31830988618379067)
@@ -77,6 +78,9 @@ IGLU_INLINE REAL NAME(near_angle)(REAL size, REAL z, REAL excess, SCALE k)
     return linear + MADD(linear * z, excess, rest);
 }
 
+/* The tail of a gate, which is 0 at the infinities and, since |x| is cut, only nearly so by itself. */
+IGLU_INLINE REAL NAME(gate_tail)(REAL x, REAL tail) { return ABS(x) > LARGEST ? 0 : tail; }
+
 IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
 {
     NAME(argument) u = NAME(argument_of)(x, k);
@@ -85,13 +89,13 @@ IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
     REAL linear = m * INVERSE_PI;
     REAL rest = MADD(linear, u.t_error + INVERSE_PI_ERROR, FUSED(m, INVERSE_PI, -linear));
     REAL far = linear + MADD(linear * z, excess, rest);
-    return NAME(either_tail)(x, u.a < 1 ? near : far);
+    return NAME(either_tail)(x, NAME(gate_tail)(x, u.a < 1 ? near : far));
 }
 
 #if HALF
 
-/* The gate at -a, one fraction in b = pi a for every a up to FAR, where it is 1/b to every digit that counts and
- * its fifth power still far from overflow. */
+/* The gate at -a, one fraction in b = pi a for every a up to FAR, where it is 1/b to every digit that counts
+ * and its fifth power is still far from overflow. */
 #define FAR 0x1p20f
 IGLU_INLINE REAL NAME(exact_tail)(REAL b) { return NAME(tail_numerator)(b) / NAME(tail_denominator)(b); }
 
@@ -213,7 +217,7 @@ IGLU_INLINE REAL NAME(lomax)(REAL size, SCALE k, REAL *error)
 IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
 {
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
-    return NAME(either_tail)(x, NAME(corrected)((REAL)0.5 * r, error));
+    return NAME(either_tail)(x, NAME(gate_tail)(x, NAME(corrected)((REAL)0.5 * r, error)));
 }
 
 IGLU_INLINE REAL NAME(rational_slope)(REAL x, SCALE k)
@@ -260,7 +264,8 @@ IGLU_INLINE REAL NAME(rational_by_sigma_from_output)(REAL y, SCALE k)
 IGLU_INLINE REAL NAME(rational_gate_slope)(REAL x, SCALE k)
 {
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
-    REAL result = (k.sigma * r) * ((REAL)0.5 * r);
+    REAL half = (REAL)0.5 * r;
+    REAL result = MADD(k.sigma_low * r, half, k.sigma * r * half);
     return NAME(corrected)(result, 2 * error);
 }
 

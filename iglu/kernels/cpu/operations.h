@@ -104,6 +104,7 @@ IGLU_INLINE NAME(output) NAME(output_backward_rational)(NAME(input) in, SCALE k,
 
 #undef OPERATIONS_OF
 #undef BY_PRECISION
+#undef LARGEST
 #undef PI
 #undef PI_ERROR
 #undef INVERSE_PI

@@ -1,0 +1,388 @@
+"""The native CPU kernels by themselves, called by pointer, for every instruction set of this processor."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+
+from truth import LONG, PI, TRUTH, every_value, extended, needs_extended, spread, ulp_errors
+
+kernels = pytest.importorskip("iglu._kernels", reason="the native CPU kernels are not built")
+
+FAMILIES = {"exact": "none", "rational": "rational"}
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+FORWARD = ("value", "gate")
+PARTIALS = ("slope", "by_sigma", "gate_slope", "gate_by_sigma")
+CHANNELS_WITH_ALL_SIGNS = (0.7, -1.3, 0.0, 2.5, -0.01)
+
+
+def _available() -> list[str]:
+    best = kernels.capability()
+    found = []
+    for name in ("baseline", "avx2", "avx512"):
+        try:
+            kernels.use(name)
+        except ValueError:
+            continue
+        found.append(name)
+    kernels.use(best)
+    return found
+
+
+@pytest.fixture(params=_available(), autouse=True)
+def instruction_set(request):
+    before = kernels.capability()
+    kernels.use(request.param)
+    yield request.param
+    kernels.use(before)
+
+
+def _parallel_for() -> int:
+    library = pathlib.Path(torch.__file__).parent / "lib"
+    path = next(library.glob("*torch_cpu.*"))
+    return ctypes.cast(ctypes.CDLL(str(path)).torch_parallel_for, ctypes.c_void_p).value
+
+
+@pytest.fixture
+def threads():
+    """torch.set_num_threads, undone; the kernels run on torch's threads."""
+    before = torch.get_num_threads()
+    kernels.set_parallel_for(_parallel_for())
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def function(operation: str, family: str, dtype: torch.dtype):
+    suffix = next(name for name, each in DTYPES.items() if each is dtype)
+    return getattr(kernels, f"{operation}_{family}_{suffix}")
+
+
+def sigma_arguments(sigma, inner: int) -> tuple:
+    """(sigma, channels, inner) for a number or for a float64 tensor, which the caller keeps alive."""
+    return (sigma.data_ptr(), sigma.numel(), inner) if isinstance(sigma, torch.Tensor) else (sigma, 0, 1)
+
+
+def forward(operation: str, family: str, x, sigma=1.0, inner: int = 1):
+    y = torch.empty_like(x)
+    function(operation, family, x.dtype)(
+        x.data_ptr(), y.data_ptr(), x.numel(), *sigma_arguments(sigma, inner)
+    )
+    return y
+
+
+def backward(operation: str, family: str, grad, x, sigma=1.0, inner: int = 1, by_sigma=None):
+    grad_x = torch.empty_like(x)
+    function(f"{operation}_backward", family, x.dtype)(
+        grad.data_ptr(), x.data_ptr(), grad_x.data_ptr(), x.numel(), *sigma_arguments(sigma, inner),
+        int(grad.numel() == 1), 0 if by_sigma is None else by_sigma.data_ptr(),
+    )  # fmt: skip
+    return grad_x
+
+
+def partial(kind: str, family: str, x, sigma: float):
+    """A derivative, element by element: every element is a channel where the kernel would sum."""
+    operation = "gate" if kind.startswith("gate") else "value"
+    one = torch.ones(1, dtype=x.dtype)
+    if kind.endswith("slope"):
+        return backward(operation, family, one, x, sigma)
+    sums = torch.empty(x.numel(), dtype=torch.float64)
+    backward(operation, family, one, x, torch.full_like(sums, sigma), by_sigma=sums)
+    return sums.to(x.dtype)
+
+
+def glu(family: str, gate, up, sigma=1.0, inner: int = 1):
+    """Of rows [rows, width] with any row stride."""
+    y = torch.empty(gate.shape, dtype=gate.dtype)
+    function("glu", family, gate.dtype)(
+        gate.data_ptr(), up.data_ptr(), y.data_ptr(), *gate.shape, gate.stride(0), up.stride(0), y.stride(0),
+        *sigma_arguments(sigma, inner),
+    )  # fmt: skip
+    return y
+
+
+def glu_backward(family: str, grad, gate, up, sigma=1.0, inner: int = 1, by_sigma=None):
+    """The gradients of gate and up, as the halves of one packed tensor."""
+    packed = torch.empty(gate.shape[0], 2 * gate.shape[1], dtype=gate.dtype)
+    grad_gate, grad_up = packed.chunk(2, dim=1)
+    function("glu_backward", family, gate.dtype)(
+        grad.data_ptr(), gate.data_ptr(), up.data_ptr(), grad_gate.data_ptr(), grad_up.data_ptr(),
+        *gate.shape, grad.stride(0), gate.stride(0), up.stride(0), grad_gate.stride(0), grad_up.stride(0),
+        *sigma_arguments(sigma, inner), int(grad.numel() == 1),
+        0 if by_sigma is None else by_sigma.data_ptr(),
+    )  # fmt: skip
+    return grad_gate, grad_up
+
+
+def truth(kind: str, family: str, x: np.ndarray, sigma) -> np.ndarray:
+    if not kind.startswith("gate_"):
+        with np.errstate(all="ignore"):  # limits at infinity, worked out and not used where sigma is 0
+            return TRUTH[FAMILIES[family], kind](x, sigma)
+    sigma = LONG(sigma)
+    square = {"exact": PI * (1 + (sigma * x) ** 2), "rational": 2 * (1 + np.abs(sigma * x)) ** 2}[family]
+    return (sigma if kind == "gate_slope" else x) / square
+
+
+def result(kind: str, family: str, x, sigma: float):
+    return forward(kind, family, x, sigma) if kind in FORWARD else partial(kind, family, x, sigma)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2).to(dtype)
+
+
+# -- accuracy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.7, 123.456, 1e-3, 1e20])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", FORWARD + PARTIALS)
+def test_float32_is_within_3_ulp_and_its_derivatives_within_4(kind, family, sigma):
+    x = spread(torch.float32, 50_000)
+    errors = ulp_errors(result(kind, family, x, sigma), truth(kind, family, extended(x), sigma))
+    assert errors.max() <= (3 if kind in FORWARD else 4), x[errors.argmax()]
+
+
+@needs_extended
+@pytest.mark.parametrize("sigma", [1.0, 0.7, 1e-3, 1e20])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", FORWARD + PARTIALS)
+def test_float64_is_within_2_ulp_and_its_derivatives_within_4(kind, family, sigma):
+    x = spread(torch.float64, 20_000)
+    errors = ulp_errors(result(kind, family, x, sigma), truth(kind, family, extended(x), sigma))
+    assert errors.max() <= (2 if kind in FORWARD else 4), x[errors.argmax()]
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.7, 5.0])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [*FORWARD, "slope", "gate_slope"])
+def test_every_bfloat16_is_rounded_correctly(kind, family, sigma):
+    x = every_value(torch.bfloat16)
+    x = x[x.isfinite()]
+    assert ulp_errors(result(kind, family, x, sigma), truth(kind, family, extended(x), sigma)).max() <= 0.5
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.7, 5.0])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [*FORWARD, "slope", "gate_slope"])
+def test_float16_is_rounded_correctly_but_for_one_in_a_thousand(kind, family, sigma):
+    x = every_value(torch.float16)
+    x = x[x.isfinite()]
+    errors = ulp_errors(result(kind, family, x, sigma), truth(kind, family, extended(x), sigma))
+    assert (errors > 0.5).mean() <= 1e-3
+    assert errors.max() <= 0.51
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["by_sigma", "gate_by_sigma"])
+def test_half_types_sum_the_gradient_of_sigma_before_any_rounding(kind, family, dtype):
+    x = random(4096, dtype=dtype)
+    sums = torch.empty(1, dtype=torch.float64)
+    grad = random(4096, dtype=dtype, seed=1)
+    backward("gate" if kind.startswith("gate") else "value", family, grad, x, 0.7, by_sigma=sums)
+    parts = extended(grad) * truth(kind, family, extended(x), 0.7)
+    assert abs(sums.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
+
+
+# -- special values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_limits_zeros_and_nan_are_those_of_the_definition(family, dtype):
+    sigma, inf = 2.0, float("inf")
+    floor = -1 / (np.pi * sigma) if family == "exact" else -1 / (2 * sigma)
+    density = 1 / np.pi if family == "exact" else 0.5
+    x = torch.tensor([-inf, -0.0, 0.0, inf, float("nan")], dtype=dtype)
+    expected = {
+        "value": [floor, -0.0, 0.0, inf],
+        "gate": [0, 0.5, 0.5, 1],
+        "slope": [0, 0.5, 0.5, 1],
+        "by_sigma": [density / sigma**2, 0, 0, density / sigma**2],
+        "gate_slope": [0, sigma * density, sigma * density, 0],
+        "gate_by_sigma": [0, 0, 0, 0],
+    }
+    for kind, values in expected.items():
+        # 16 times over: through the vectorised part of a loop, then alone, through what follows it
+        for found in (result(kind, family, x.repeat(16), sigma)[:5], result(kind, family, x, sigma)):
+            torch.testing.assert_close(found[:4], torch.tensor(values, dtype=dtype), msg=f"{kind} {found}")
+            assert found[4].isnan(), kind
+    assert forward("value", family, x.repeat(16), sigma)[1::5].signbit().all()
+    assert not forward("value", family, x.repeat(16), sigma)[2::5].signbit().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sigma", [1e-38, 1e-3, 1e4, 1e38])
+def test_no_finite_input_and_no_extreme_sigma_gives_nan(family, dtype, sigma):
+    info = torch.finfo(dtype)
+    sizes = torch.tensor(
+        [0, info.smallest_normal / 4, info.smallest_normal, info.eps, 1, info.max], dtype=dtype
+    )
+    x = torch.cat([sizes, -sizes]).repeat(4)
+    for kind in FORWARD + PARTIALS:
+        assert not result(kind, family, x, sigma).isnan().any(), kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sigma_of_zero_halves(family, dtype):
+    x = torch.tensor([-float("inf"), -3.0, 0.0, 5.0, float("inf")], dtype=dtype).repeat(9)
+    density = 1 / np.pi if family == "exact" else 0.5
+    torch.testing.assert_close(forward("value", family, x, 0.0), x / 2)
+    torch.testing.assert_close(forward("gate", family, x, 0.0), torch.full_like(x, 0.5))
+    torch.testing.assert_close(partial("slope", family, x, 0.0), torch.full_like(x, 0.5))
+    torch.testing.assert_close(partial("by_sigma", family, x, 0.0), x * x * density)
+    torch.testing.assert_close(partial("gate_by_sigma", family, x, 0.0), x * density)
+
+
+# -- layouts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 1), (700, 5, 1), (2, 5, 7), (40, 5, 49), (2, 5, 300), (2, 3000, 40)]
+)
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_channel_has_its_own_sigma_of_any_sign(family, dtype, shape):
+    _, channels, inner = shape
+    sigma = torch.tensor(CHANNELS_WITH_ALL_SIGNS, dtype=torch.float64).repeat(channels)[:channels].clone()
+    x, grad = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    wide, scale = extended(x), sigma.numpy().reshape(1, -1, 1)
+    limits = {torch.float32: 4, torch.float64: 4, torch.bfloat16: 0.51, torch.float16: 0.51}
+    for operation, slope in (("value", "slope"), ("gate", "gate_slope")):
+        y = forward(operation, family, x, sigma, inner)
+        assert ulp_errors(y, truth(operation, family, wide, scale)).max() <= limits[dtype]
+        sums = torch.empty(channels, dtype=torch.float64)
+        grad_x = backward(operation, family, grad, x, sigma, inner, by_sigma=sums)
+        assert torch.equal(grad_x, backward(operation, family, grad, x, sigma, inner))
+        expected = extended(grad) * truth(slope, family, wide, scale)
+        assert ulp_errors(grad_x, expected).max() <= limits[dtype] + 1
+        parts = extended(grad) * truth(slope.replace("slope", "by_sigma"), family, wide, scale)
+        error = np.abs(sums.numpy() - parts.sum(axis=(0, 2)))
+        assert (error <= 1e-5 * np.abs(parts).sum(axis=(0, 2))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(7, 5), (3, 700)])
+def test_a_packed_pair_is_read_and_written_in_place(family, dtype, shape):
+    packed, grad = random(shape[0], 2 * shape[1], dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    gate, up = packed.chunk(2, dim=1)
+    wide, sigma = extended(gate), 0.7
+    value, slope = truth("value", family, wide, sigma), truth("slope", family, wide, sigma)
+    limit = 5 if dtype in (torch.float32, torch.float64) else 0.51
+    assert ulp_errors(glu(family, gate, up, sigma), value * extended(up)).max() <= limit
+    sums = torch.empty(1, dtype=torch.float64)
+    grad_gate, grad_up = glu_backward(family, grad, gate, up, sigma, by_sigma=sums)
+    assert ulp_errors(grad_gate, extended(grad) * extended(up) * slope).max() <= limit + 1
+    assert ulp_errors(grad_up, extended(grad) * value).max() <= limit
+    parts = extended(grad) * extended(up) * truth("by_sigma", family, wide, sigma)
+    assert abs(sums.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_pair_may_have_a_sigma_for_each_column(family):
+    packed, grad = random(9, 10), random(9, 5, seed=1)
+    gate, up = packed.chunk(2, dim=1)
+    sigma = torch.tensor(CHANNELS_WITH_ALL_SIGNS, dtype=torch.float64)
+    value = truth("value", family, extended(gate), sigma.numpy())
+    assert ulp_errors(glu(family, gate, up, sigma), value * extended(up)).max() <= 5
+    sums = torch.empty(5, dtype=torch.float64)
+    _, grad_up = glu_backward(family, grad, gate, up, sigma, by_sigma=sums)
+    assert ulp_errors(grad_up, extended(grad) * value).max() <= 5
+    parts = extended(grad) * extended(up) * truth("by_sigma", family, extended(gate), sigma.numpy())
+    np.testing.assert_allclose(sums.numpy(), parts.sum(axis=0).astype(float), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gradient_of_one_value_equals_the_same_value_written_out(family, dtype):
+    x, up = random(3, 700, dtype=dtype), random(3, 700, dtype=dtype, seed=1)
+    one = torch.tensor([[1.75]], dtype=dtype)
+    written_out = one.expand(3, 700).contiguous()
+    for operation in FORWARD:
+        sums = torch.empty(2, dtype=torch.float64)
+        short = backward(operation, family, one, x, by_sigma=sums[0:])
+        assert torch.equal(short, backward(operation, family, written_out, x, by_sigma=sums[1:]))
+        assert sums[0] == sums[1]
+    for short, full in zip(
+        glu_backward(family, one, x, up), glu_backward(family, written_out, x, up), strict=True
+    ):
+        assert torch.equal(short, full)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_size_up_to_67_fills_its_output_and_nothing_else(family, dtype):
+    x, grad = random(67, dtype=dtype), random(67, dtype=dtype, seed=1)
+    whole = {operation: forward(operation, family, x) for operation in FORWARD}
+    whole_backward = {operation: backward(operation, family, grad, x) for operation in FORWARD}
+    for operation, n in itertools.product(FORWARD, range(68)):
+        y = torch.full((69,), 77.0, dtype=dtype)
+        function(operation, family, dtype)(x.data_ptr(), y[1:].data_ptr(), n, 1.0)
+        assert torch.equal(y[1 : n + 1], whole[operation][:n])
+        assert (y[n + 1 :] == 77).all()
+        assert y[0] == 77
+        y.fill_(77)
+        function(f"{operation}_backward", family, dtype)(
+            grad.data_ptr(), x.data_ptr(), y[1:].data_ptr(), n, 1.0
+        )
+        assert torch.equal(y[1 : n + 1], whole_backward[operation][:n])
+        assert (y[n + 1 :] == 77).all()
+        assert y[0] == 77
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_output_may_be_the_input(family, dtype):
+    x = random(5000, dtype=dtype)
+    expected = forward("value", family, x)
+    function("value", family, dtype)(x.data_ptr(), x.data_ptr(), x.numel(), 1.0)
+    assert torch.equal(x, expected)
+
+
+# -- threads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [None, (16, 3, 3001), (9000, 16, 1), (150, 33, 31)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_number_of_threads_leaves_no_trace(threads, dtype, shape):
+    x = random(*(shape or (150_001,)), dtype=dtype)
+    grad = random(*x.shape, dtype=dtype, seed=1)
+    sigma = 0.7 if shape is None else torch.linspace(-1, 2, shape[1], dtype=torch.float64)
+    inner = 1 if shape is None else shape[2]
+    sums = torch.empty(3, 1 if shape is None else shape[1], dtype=torch.float64)
+    outputs = []
+    for row, count in enumerate((1, 2, 3)):
+        threads(count)
+        outputs.append(backward("value", "exact", grad, x, sigma, inner, by_sigma=sums[row]))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+# -- the seam ----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_instruction_set_is_refused():
+    with pytest.raises(ValueError, match="'baseline', 'avx2' or 'avx512'"):
+        kernels.use("sse9")
+
+
+def test_a_wrong_number_of_arguments_is_refused():
+    with pytest.raises(TypeError, match="expected 4 to 6 arguments, got 2"):
+        kernels.value_exact_f32(0, 0)
+
+
+def test_an_argument_of_the_wrong_type_is_refused():
+    with pytest.raises(TypeError):
+        kernels.value_exact_f32("x", 0, 1, 1.0)
+    with pytest.raises(TypeError):
+        kernels.value_exact_f32(0, 0, 1, "sigma")

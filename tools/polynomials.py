@@ -1,0 +1,272 @@
+"""Fit the polynomials of the native kernels and of iglu/formulas.py (needs mpmath; about a minute).
+
+    python tools/polynomials.py           print the C header and the table _SLOPE_TAIL
+    python tools/polynomials.py --write   and write iglu/kernels/cpu/polynomials.h
+
+Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded
+to their precision one by one, lowest order first, each time refitting those that are left.  A polynomial
+in (x - centre) instead of x does not add up rounding errors towards the end of the interval; its centre is
+moved by a few hundred ulp to where the first coefficient is nearly exact in its precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from mpmath import atan, cos, log, lu_solve, matrix, mp, mpf, pi, sqrt
+
+mp.dps = 60
+HEADER = pathlib.Path(__file__).parent.parent / "iglu" / "kernels" / "cpu" / "polynomials.h"
+Real = Callable[[mpf], mpf]
+
+
+def arctan_over(z: mpf) -> mpf:
+    """arctan(m)/m at z = m^2."""
+    if z < mpf(10) ** -15:
+        return 1 - z / 3 + z * z / 5
+    return atan(sqrt(z)) / sqrt(z)
+
+
+def tail(b: mpf) -> mpf:
+    """The gate at -a, as a function of b = pi a; 1/b in the limit."""
+    return atan(pi / b) / pi
+
+
+def excess(z: mpf) -> mpf:
+    """(arctan(m)/m - 1)/z, which is -1/3 at z = 0."""
+    return (arctan_over(z) - 1) / z if z > mpf(10) ** -15 else -mpf(1) / 3 + z / 5
+
+
+def far_slope(z: mpf) -> mpf:
+    """g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z), the tail of the slope for |u| = 1/t > 1, z = t^2."""
+    if z < mpf(10) ** -15:
+        return (mpf(2) / 3 - 4 * z / 5) / pi
+    return (arctan_over(z) - 1 / (1 + z)) / (pi * z)
+
+
+def near_slope(a: mpf) -> mpf:
+    """The tail of the slope for a = |u| < 1."""
+    return mpf(1) / 2 - (atan(a) + a / (1 + a * a)) / pi
+
+
+class Fit(NamedTuple):
+    name: str
+    function: Real
+    weight: Real  # the error that counts is weight * (polynomial - function)
+    terms: int
+    dtype: type[np.floating] | None  # None: do not round
+    centre: float = 0.0
+
+    @property
+    def digits(self) -> int:
+        return 24 if self.dtype is np.float32 else 53
+
+
+def relative(function: Real) -> Real:
+    return lambda x: 1 / function(x)
+
+
+def excess_weight(z: mpf) -> mpf:
+    return z / arctan_over(z)
+
+
+FITS = (
+    Fit("excess_f32", excess, excess_weight, 9, np.float32),
+    Fit("excess_f64", excess, excess_weight, 20, np.float64),
+    Fit("far_slope_f32", far_slope, relative(far_slope), 11, np.float32, 0.498),
+    Fit("far_slope_f64", far_slope, relative(far_slope), 23, np.float64, 0.498),
+    Fit("near_slope_f32", near_slope, relative(near_slope), 13, np.float32, 0.729),
+    Fit("near_slope_f64", near_slope, relative(near_slope), 27, np.float64, 0.729),
+    Fit("far_slope_half", far_slope, relative(far_slope), 9, np.float32),
+    Fit("near_slope_half", near_slope, relative(near_slope), 10, np.float32, 0.729),
+)
+SLOPE_TAIL = (
+    Fit("float32", far_slope, relative(far_slope), 12, None),
+    Fit("float64", far_slope, relative(far_slope), 22, None),
+)
+
+
+def rounded(value: mpf, dtype: type[np.floating] | None) -> mpf:
+    if dtype is None:
+        return value
+    with mp.workprec(24 if dtype is np.float32 else 53):
+        return +value
+
+
+def good_centre(fit: Fit) -> mpf:
+    """Near fit.centre, where the function's value rounds with the smallest error."""
+    if fit.centre == 0:
+        return mpf(0)
+    step = mpf(2) ** (-fit.digits - 1)
+    start = rounded(mpf(fit.centre), fit.dtype)
+
+    def error(k: int) -> mpf:
+        value = fit.function(start + k * step)
+        return abs(rounded(value, fit.dtype) / value - 1)
+
+    return start + min(range(-256, 257, 2), key=error) * step
+
+
+def solve(design: list[list[mpf]], target: list[mpf], weights: list[mpf]) -> list[mpf]:
+    """Weighted least squares by the normal equations; 60 digits make up for their conditioning."""
+    count = len(design[0])
+    normal, right = matrix(count, count), matrix(count, 1)
+    for row, value, weight in zip(design, target, weights, strict=True):
+        for i in range(count):
+            scaled = weight * row[i]
+            right[i] += scaled * value
+            for j in range(i, count):
+                normal[i, j] += scaled * row[j]
+    for i in range(count):
+        for j in range(i):
+            normal[i, j] = normal[j, i]
+    return list(lu_solve(normal, right))
+
+
+def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
+    """The centre, the coefficients and the largest weighted error."""
+    centre = good_centre(fit)
+    nodes = 4 * fit.terms
+    points = [(1 - cos(pi * (2 * k + 1) / (2 * nodes))) / 2 for k in range(nodes)]
+    scale = [fit.weight(x) for x in points]
+    powers = [[w * (x - centre) ** i for i in range(fit.terms)] for x, w in zip(points, scale, strict=True)]
+    left = [w * fit.function(x) for x, w in zip(points, scale, strict=True)]
+
+    lawson = [mpf(1)] * nodes
+    for _ in range(12):
+        guess = solve(powers, left, lawson)
+        errors = [
+            abs(sum(p * c for p, c in zip(row, guess, strict=True)) - value)
+            for row, value in zip(powers, left, strict=True)
+        ]
+        lawson = [weight * error for weight, error in zip(lawson, errors, strict=True)]
+        total = sum(lawson)
+        lawson = [weight / total for weight in lawson]
+
+    coefficients: list[mpf] = []
+    if fit.dtype is None:
+        coefficients = guess
+    while len(coefficients) < fit.terms:
+        first = len(coefficients)
+        coefficients.append(rounded(solve([row[first:] for row in powers], left, lawson)[0], fit.dtype))
+        left = [value - row[first] * coefficients[-1] for row, value in zip(powers, left, strict=True)]
+
+    def error(x: mpf) -> mpf:
+        value = sum(c * (x - centre) ** i for i, c in enumerate(coefficients))
+        return abs(fit.weight(x) * (value - fit.function(x)))
+
+    return centre, coefficients, max(error(mpf(k) / 500) for k in range(501))
+
+
+def fitted_fraction(function: Real, degree: int) -> tuple[list[mpf], list[mpf], mpf]:
+    """N/D on [0, inf) with the smallest relative error, both monic, D of one degree more.
+
+    N - f D = 0 is linear in the coefficients; dividing it by the last D makes it a fit of N/D.
+    """
+    nodes = 16 * degree
+    # Chebyshev nodes in pi/(pi + b)
+    points = [pi * (2 / (1 - cos(pi * (2 * k + 1) / (2 * nodes))) - 1) for k in range(nodes)]
+    values = [function(b) for b in points]
+    denominators = [(1 + b) ** (degree + 1) for b in points]
+    lawson = [mpf(1)] * nodes
+    for iteration in range(60):
+        design, target = [], []
+        for b, value, denominator in zip(points, values, denominators, strict=True):
+            weight = 1 / (value * denominator)
+            above = [weight * b**i for i in range(degree)]
+            below = [-weight * value * b**i for i in range(degree + 1)]
+            design.append(above + below)
+            target.append(weight * (value * b ** (degree + 1) - b**degree))
+        solution = solve(design, target, lawson)
+        numerator, denominator = [*solution[:degree], mpf(1)], [*solution[degree:], mpf(1)]
+        numerators = [sum(c * b**i for i, c in enumerate(numerator)) for b in points]
+        denominators = [sum(c * b**i for i, c in enumerate(denominator)) for b in points]
+        errors = [abs(n / d / v - 1) for n, d, v in zip(numerators, denominators, values, strict=True)]
+        if iteration > 3:  # once the denominator has settled
+            total = sum(weight * error for weight, error in zip(lawson, errors, strict=True))
+            lawson = [weight * error / total for weight, error in zip(lawson, errors, strict=True)]
+    return numerator, denominator, max(errors)
+
+
+def short_hex(value: mpf) -> str:
+    return re.sub("0+p", "p", float(value).hex())
+
+
+def centre_name(fit: Fit) -> str:
+    stem, _, precision = fit.name.rpartition("_")
+    return f"{stem.upper()}_CENTRE_{precision}"
+
+
+def horner(name: str, real: str, coefficients: list[mpf], dtype: type[np.floating] | None) -> list[str]:
+    suffix = "f" if real == "float" else ""
+    literals = [short_hex(rounded(c, dtype)) + suffix for c in coefficients]
+    first, rest = f"{literals[-1]}", literals[-2::-1]
+    if coefficients[-1] == 1:
+        first, rest = f"x + {literals[-2]}", literals[-3::-1]
+    steps = [f"    p = MADD_{real.upper()}(p, x, {literal});" for literal in rest]
+    return [
+        f"IGLU_INLINE {real} {name}({real} x)",
+        "{",
+        f"    {real} p = {first};",
+        *steps,
+        "    return p;",
+        "}",
+    ]
+
+
+def as_c(fit: Fit) -> str:
+    centre, coefficients, worst = fitted(fit)
+    real, suffix = ("float", "f") if fit.dtype is np.float32 else ("double", "")
+    lines = [f"/* error 2^{float(log(worst, 2)):.1f} */"]
+    if fit.centre:
+        lines.append(f"#define {centre_name(fit)} {short_hex(centre)}{suffix}")
+    return "\n".join(lines + horner(fit.name, real, coefficients, fit.dtype))
+
+
+def fraction_as_c() -> str:
+    numerator, denominator, worst = fitted_fraction(tail, 4)
+    lines = [f"/* error 2^{float(log(worst, 2)):.1f} */"]
+    lines += horner("tail_numerator_half", "float", numerator, np.float32)
+    lines += horner("tail_denominator_half", "float", denominator, np.float32)
+    return "\n".join(lines)
+
+
+def header() -> str:
+    about = [
+        "/* The polynomials of formulas.h, written by tools/polynomials.py: do not edit.",
+        " *",
+        " * With z = min(u^2, 1/u^2), m = sqrt(z), a = |u|:",
+        " *   excess      (arctan(m)/m - 1)/z, in z",
+        " *   far_slope   (arctan(m)/m - 1/(1+z))/(pi z), in z - centre (half: in z)",
+        " *   near_slope  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1",
+        " *   tail        1/2 - arctan(a)/pi, a fraction in pi a, for every a; nothing cancels",
+        " * Included once for each instruction set. */",
+    ]
+    return "\n".join(about) + "\n\n" + "\n\n".join([*map(as_c, FITS), fraction_as_c()]) + "\n"
+
+
+def slope_tail() -> str:
+    lines = ["_SLOPE_TAIL = {"]
+    for fit in SLOPE_TAIL:
+        _, coefficients, worst = fitted(fit)
+        lines.append(f"    torch.{fit.name}: (  # relative error 2^{float(log(worst, 2)):.1f}")
+        lines += [f"        {float(c)!r}," for c in coefficients]
+        lines.append("    ),")
+    return "\n".join([*lines, "}"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {HEADER.name}")
+    text = header()
+    if parser.parse_args().write:
+        HEADER.write_text(text)
+    print(text)
+    print(slope_tail())

@@ -3,6 +3,8 @@
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
 from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
+from iglu.probing import Probe, probe
+from iglu.probing.sigma import Suggestion
 from iglu.swapping import swap
 from iglu.zoo import create
 
@@ -10,6 +12,8 @@ __all__ = [
     "IGLU",
     "IGLUGLU",
     "IGLUGate",
+    "Probe",
+    "Suggestion",
     "backend",
     "create",
     "explain",
@@ -18,6 +22,7 @@ __all__ = [
     "iglu",
     "iglu_gate",
     "iglu_glu",
+    "probe",
     "swap",
     "weight_decay_groups",
 ]

@@ -55,7 +55,7 @@ def iglu(
     that keeps its input, such as a Linear, one buffer then serves both, as with ReLU.  ``inplace`` overwrites
     ``x``: the rational form then keeps the output, the exact one a copy of ``x``.  Both are for eager mode;
     the compiler decides by itself what to keep.  The price is the gradient's accuracy in the far negative
-    tail: in float32 about 3e-4 relative at sigma x = -1000, in bfloat16 half of it at -100.
+    tail: relative errors of about 1e-4 at sigma x = -1000 in float32, and 0.4 at -100 in bfloat16.
 
     >>> iglu(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([-0.2500,  0.0000,  0.7500])

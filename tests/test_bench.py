@@ -329,7 +329,8 @@ def test_training_rows_have_speed_and_memory(tmp_path: Path, monkeypatch: pytest
     assert main([*QUICK, *flags, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "train.json").read_text())["rows"]
     found = {(row["activation"], row["kernel"]): row for row in rows}
-    assert set(found) == {("iglu_approx", "auto"), ("iglu_approx", "direct"), ("relu", "torch")}
+    forms = {("iglu_approx", "auto"), ("iglu_approx/output", "auto"), ("iglu_approx/inplace", "auto")}
+    assert set(found) == forms | {("iglu_approx", "direct"), ("relu", "torch")}
     for row in rows:
         assert row["peak_bytes"] >= row["kept_bytes"] > 0
         assert row["items_a_second"]["median"] > 0
@@ -337,6 +338,9 @@ def test_training_rows_have_speed_and_memory(tmp_path: Path, monkeypatch: pytest
     assert "direct" in found["iglu_approx", "auto"]["ratios"]
     # The fused operation keeps its input alone; the direct formula several intermediate results.
     assert found["iglu_approx", "auto"]["kept_bytes"] < found["iglu_approx", "direct"]["kept_bytes"]
+    # Keeping the output, which the next layer keeps anyway, costs no more than ReLU.
+    for form in ("output", "inplace"):
+        assert found[f"iglu_approx/{form}", "auto"]["kept_bytes"] == found["relu", "torch"]["kept_bytes"]
 
 
 def test_kept_and_peak_memory_of_a_known_network_are_counted_to_the_byte() -> None:

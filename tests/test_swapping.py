@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import iglu
-from iglu.slots import name_of
 from iglu.swapping import swap
+from iglu.swapping.slots import name_of
 
 
 def small_net() -> nn.Module:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from iglu import tails
-from iglu.tail_fits import chi_square_range
 from iglu.tails import Tail, TailWarning, gaussian_index, gpd, hill, moment
+from iglu.tails.fits import chi_square_range
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="scipy is the independent truth here")
 scipy_optimize = pytest.importorskip("scipy.optimize")

@@ -8,9 +8,9 @@ import iglu
 from iglu import zoo
 
 PAPER = [
-    "Z", "Z_approx", "IGLU", "IGLU-Approx", "ReLU", "GELU", "SiLU", "CELU", "ELU", "Hardshrink", "Hardsigmoid",
-    "Hardswish", "HardTanh", "LeakyReLU", "Mish", "PReLU", "SELU", "Sigmoid", "Softplus", "Softshrink",
-    "Squareplus", "Tanh", "Tanhshrink", "Identity",
+    "Z", "Z_approx", "IGLU", "IGLU-Approx", "ReLU", "GELU", "SiLU", "CELU", "ELU", "Hardshrink",
+    "Hardsigmoid", "Hardswish", "HardTanh", "LeakyReLU", "Mish", "PReLU", "SELU", "Sigmoid",
+    "Softplus", "Softshrink", "Squareplus", "Tanh", "Tanhshrink", "Identity",
 ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_labels_are_those_of_a_printed_table():
     ],
 )
 def test_a_wrong_name_is_named_with_a_suggestion(text, message):
-    with pytest.raises(ValueError, match="activation|Activation") as caught:
+    with pytest.raises(ValueError, match=r"[aA]ctivation") as caught:
         zoo.parse(text)
     assert message in str(caught.value)
 

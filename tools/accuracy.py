@@ -4,6 +4,10 @@ python tools/accuracy.py [auto | native | plain]
 
 Half precisions are checked over all their values, the others at a million points of all magnitudes,
 against the extended-precision truth of tests/truth.py.
+
+python tools/accuracy.py output
+
+prints the price of save="output": the relative error of the gradient in the negative tail.
 """
 
 from __future__ import annotations
@@ -36,6 +40,22 @@ def main(backend: str) -> None:
                     print(f"{name:10}{family:10}{label:10}" + "".join(f"{error:8.2f}" for error in errors))
 
 
+def from_output() -> None:
+    points = (-1.0, -10.0, -100.0, -1000.0, -10_000.0)
+    print(f"{'sigma x':10}" + "".join(f"{point:>10g}" for point in points))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        # the worst over a neighbourhood, since a single point may be lucky
+        errors = []
+        for point in points:
+            x = (point * torch.linspace(0.9, 1.1, 1001, dtype=torch.float64)).to(dtype).requires_grad_()
+            y = iglu.iglu(x, 1.0, approximate="rational", save="output")
+            (slope,) = torch.autograd.grad(y.sum(), x)
+            expected = truth.rational_slope(truth.extended(x), 1.0)
+            errors.append(float(abs(truth.extended(slope) / expected - 1).max()))
+        name = str(dtype).removeprefix("torch.")
+        print(f"{name:10}" + "".join(f"{error:10.1e}" for error in errors))
+
+
 def _worst(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
     if kind == "by_sigma" and x.dtype != torch.float64:
         sigma = float(torch.tensor(sigma))  # a tensor sigma has the precision of the computation
@@ -44,4 +64,7 @@ def _worst(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "auto")
+    if sys.argv[1:] == ["output"]:
+        from_output()
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else "auto")

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from iglu import zoo
-from iglu.forwards import MISSING
 from iglu.integrations import Grammar, require
 from iglu.modules import XATLU, SigmaModule
-from iglu.slots import find_slots, is_activation, is_activation_name, signature
+from iglu.swapping.forwards import MISSING
+from iglu.swapping.slots import find_slots, is_activation, is_activation_name, signature
 
 Path = tuple[str, ...]
 

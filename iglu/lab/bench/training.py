@@ -100,6 +100,13 @@ class Contender:
         return backend(self.kernel) if self.is_ours else contextlib.nullcontext()
 
 
+# The forms of IGLU-Approx that need not keep their input.
+_KEEPING_OUTPUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "output": ("output kept", {"save": "output"}),
+    "inplace": ("in place", {"inplace": True}),
+}
+
+
 def contenders(activations: Iterable[str], backends: Sequence[str], direct: bool = True) -> list[Contender]:
     """The activations of these names, ours once a backend and once in its direct form."""
     result: list[Contender] = []
@@ -108,6 +115,11 @@ def contenders(activations: Iterable[str], backends: Sequence[str], direct: bool
         make = functools.partial(iglu.create, text)
         kernels = backends if is_ours(spec) else [TORCH]
         result += [Contender(str(spec), spec.label, kernel, make) for kernel in kernels]
+        if spec.name == "iglu_approx":
+            for form, (label, options) in _KEEPING_OUTPUT.items():
+                make = functools.partial(iglu.create, text, **options)
+                name, label = f"{spec}/{form}", f"{spec.label}, {label}"
+                result += [Contender(name, label, kernel, make) for kernel in kernels]
         if direct and has_direct_form(spec):
             result.append(Contender(str(spec), spec.label, DIRECT, functools.partial(Direct, spec)))
     return result

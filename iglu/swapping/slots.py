@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from iglu import zoo
-from iglu.forwards import MISSING, Sighting, is_plain_call, sightings
+from iglu.swapping.forwards import MISSING, Sighting, is_plain_call, sightings
 
 Path = tuple[str, ...]
 

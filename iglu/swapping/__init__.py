@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from iglu import zoo
-from iglu.slots import (
+from iglu.swapping.slots import (
     Slot,
     find_calls,
     find_slots,

@@ -29,7 +29,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from iglu.tail_fits import METHODS, Fit, check_k, distance, fit_above, gaussian_xi, spread
+from iglu.tails.fits import METHODS, Fit, check_k, distance, fit_above, gaussian_xi, spread
 
 _DEFAULT_K = 100  # the paper's
 _PLOT_REACH = 4  # an estimate at k keeps the largest 4k values, for the curve to go beyond k

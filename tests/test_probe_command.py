@@ -1,0 +1,92 @@
+"""The claims of ``iglu probe``, run in small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("tyro", reason="the command needs the lab")
+pytest.importorskip("matplotlib")
+
+from iglu.lab import probe as command
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU())
+
+
+def make_batches():
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.randn(64, 8, generator=generator), torch.zeros(64)
+
+
+def test_a_model_of_ones_own_gives_table_suggestion_json_and_pictures(tmp_path, capsys):
+    here = __name__
+    flags = [f"{here}:make_model", "--data", f"{here}:make_batches", "--batches", "3", "--out", str(tmp_path)]
+    assert command.main(flags) == 0
+    shown = capsys.readouterr().out
+    assert "evidence is weak" in shown.replace("\n", " ")
+    assert "paper's way" in shown
+    body = json.loads((tmp_path / "make_model" / "probe.json").read_text())
+    assert [row["layer"] for row in body["layers"]] == ["1", "3"]
+    assert [row["n"] for row in body["layers"]] == [3 * 64 * 32] * 2
+    assert [row["n"] for row in body["first_batch"]] == [64 * 32] * 2
+    assert [row["k"] for row in body["first_batch"]] == [100] * 2
+    assert {path.name for path in (tmp_path / "make_model").glob("*.png")} == {
+        "hill.png", "quantiles.png", "depth.png",
+    }  # fmt: skip
+
+
+def test_a_saved_transformer_is_probed_on_random_tokens_and_says_so(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=60, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "saved")
+    flags = [f"hf:{tmp_path / 'saved'}", "--batches", "2", "--no-pictures", "--out", str(tmp_path)]
+    assert command.main(flags) == 0
+    assert "random tokens" in capsys.readouterr().out
+    body = json.loads((tmp_path / "saved" / "probe.json").read_text())
+    assert [row["n"] for row in body["layers"]] == [2 * 16 * 16 * 64]
+
+
+def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp_path, capsys):
+    pytest.importorskip("lightning_fabric")
+    pytest.importorskip("sklearn")
+    from iglu.lab.probe_observer import TailObserver
+    from iglu.lab.recipes import RECIPES
+    from iglu.lab.train import fit
+
+    recipe = RECIPES["digits"].but(epochs=2, epoch_steps=2, activation="iglu:0.5")
+    run = fit(recipe, out=tmp_path / "runs", observers=[TailObserver(every=2)])
+    plain = fit(recipe, out=tmp_path / "plain")
+    assert "tails" not in run.history[0]
+    assert all(each["alpha"] > 0 for each in run.history[1]["tails"].values())
+    assert len(run.history[1]["tails"]) == 7
+    assert run.without_timings()[1]["test_loss"] == plain.without_timings()[1]["test_loss"]
+    assert (
+        command.main([str(tmp_path / "runs"), "--batches", "1", "--no-pictures", "--out", str(tmp_path)]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "layer3.0.act2" in shown
+    assert "yes" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["nonsense"], "neither a folder, nor hf:FOLDER"),
+        ([f"{__name__}:make_model"], "needs --data"),
+        ([f"{__name__}:make_modle", "--data", f"{__name__}:make_batches"], "has no 'make_modle'"),
+        (["no_such_module:f", "--data", f"{__name__}:make_batches"], "no module 'no_such_module'"),
+        (["hf:nowhere"], "has no config.json"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_a_sentence(flags, message, capsys, tmp_path):
+    assert command.main([*flags, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,426 @@
+"""The claims of iglu.probing, against whole tensors kept by other means, and inputs whose tails are known."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import iglu
+from iglu.probing import probe
+from iglu.probing import sigma as probing_sigma
+from iglu.probing.stream import Stream
+from iglu.swapping import swap
+from iglu.tails import hill
+
+
+class Functional(nn.Module):
+    """Activations of every kind but modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.act = F.silu
+
+    def forward(self, x):
+        x = F.relu(self.second(F.relu(self.first(x), inplace=True)))
+        x = torch.tanh(self.third(x))
+        for _ in range(3):
+            x = F.gelu(self.third(x), approximate="tanh")
+        return iglu.iglu(self.act(self.third(x)), 2.0).relu().sum()
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.act = nn.Linear(8, 16), nn.Linear(16, 16), nn.ReLU()
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        return self.act(self.second(x))
+
+
+def mlp(*activations: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [[nn.Linear(8 if number == 0 else 32, 32), act] for number, act in enumerate(activations)]
+    return nn.Sequential(*[module for pair in layers for module in pair])
+
+
+def inputs(rows: int = 500, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def through(values: torch.Tensor, activation: nn.Module | None = None):
+    """A probe of exactly these values."""
+    return probe(nn.Sequential(nn.Identity(), activation or nn.ReLU()), values).layers[0]
+
+
+# -- what is seen ----------------------------------------------------------------------------------
+
+
+def test_functions_inside_a_forward_are_seen_each_where_it_is_called():
+    found = probe(Functional(), inputs())
+    assert [layer.name for layer in found.layers] == [
+        "relu", "relu #2", "tanh", "gelu", "act", "iglu", "relu #3",
+    ]  # fmt: skip
+    assert [layer.calls for layer in found.layers] == [1, 1, 1, 3, 1, 1, 1]
+    assert all(layer.site.source.startswith("test_probing.py:") for layer in found.layers)
+
+
+def test_inputs_are_taken_before_an_activation_that_works_in_place():
+    model, x = Functional(), inputs()
+    first = probe(model, x).layers[0]
+    expected = model.first(x).detach()
+    assert first.n == expected.numel()
+    assert torch.equal(first.tail.values.float(), expected.abs().flatten().topk(len(first.tail)).values)
+    assert first.negative == pytest.approx((expected < 0).float().mean().item(), abs=0.05)
+
+
+def test_modules_of_torch_and_ours_are_seen_once_and_their_insides_not():
+    model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh(), iglu.IGLU(0.5), nn.PReLU(), iglu.IGLU(2.0, learnable=True))
+    assert [layer.name for layer in probe(model, inputs()).layers] == ["1", "3", "5", "7", "9", "11"]
+
+
+def test_a_module_used_at_two_places_gives_two_layers():
+    found = probe(Shared(), inputs())
+    assert [layer.name for layer in found.layers] == ["act", "act #2"]
+    assert found.layers[0].site.places == found.layers[1].site.places == ("act",)
+
+
+def test_softmax_and_gated_pairs_are_no_pointwise_activations():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GLU(), nn.ReLU(), nn.Softmax(-1))
+    assert [layer.name for layer in probe(model, inputs()).layers] == ["2"]
+
+
+def test_the_fused_path_of_a_transformer_layer_does_not_hide_its_activation():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    found = probe(model, torch.randn(4, 5, 8))
+    assert [layer.site.places for layer in found.layers] == [
+        ("layers.0.activation",),
+        ("layers.1.activation",),
+    ]
+    assert [layer.n for layer in found.layers] == [4 * 5 * 16] * 2
+
+
+def test_a_compiled_model_is_seen_through():
+    model = torch.compile(mlp(nn.ReLU()), backend="eager")
+    model(inputs())
+    assert probe(model, inputs()).layers[0].n == 500 * 32
+
+
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_models_of_other_libraries_are_seen_whole(library):
+    pytest.importorskip(library)
+    torch.manual_seed(0)
+    if library == "transformers":
+        from transformers import GPT2Config, GPT2Model
+
+        model = GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=16))
+        found = probe(model, {"input_ids": torch.randint(50, (4, 16))})
+        assert [layer.n for layer in found.layers] == [4 * 16 * 64] * 2
+    else:
+        import timm
+
+        model = timm.create_model("mobilenetv3_small_050", num_classes=2)
+        found = probe(model, torch.randn(1, 3, 32, 32))
+        assert {"Hardswish", "ReLU"} <= {layer.site.activation.partition("(")[0] for layer in found.layers}
+    assert all(layer.site.places for layer in found.layers if layer.site.replaceable)
+
+
+# -- the model stays as it was ---------------------------------------------------------------------
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act, self.drop = nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout()
+        self.register_buffer("count", torch.zeros(1))
+        self.fails = True
+
+    def forward(self, x):
+        self.count += 1
+        x = self.drop(self.act(self.norm(x)))
+        if self.fails:
+            raise RuntimeError("on purpose")
+        return x
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_model_mode_buffers_hooks_and_random_numbers_are_left_as_they_were(fails, training):
+    model = Fails()
+    model.norm.eval()
+    model.fails = fails
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    if fails:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            probe(model, inputs(), training=training)
+    else:
+        probe(model, (inputs(seed=seed) for seed in range(3)), training=training)
+    assert torch.equal(torch.rand(3), expected)
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_dropout_is_off_unless_training_is_asked_for():
+    model = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
+    zeros = [
+        (probe(model, inputs() + 10, training=training).layers[0].sample == 0).any()
+        for training in (False, True)
+    ]
+    assert zeros == [False, True]
+
+
+# -- the stream ------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "a cut": lambda x: x[:, :, 1:, ::2],
+    "transposed": lambda x: x.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_largest_are_exact_and_know_their_row(layout, dtype):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(7, 5, 33, 41, generator=generator).to(dtype) for _ in range(4)]
+    parts = [LAYOUTS[layout](part) for part in parts]
+    stream = Stream(keep=300, sample=100, seed=0)
+    for part in parts:
+        stream.add(part)
+    values = torch.cat([part.reshape(-1) for part in parts]).abs()
+    assert torch.equal(stream.tail().values, values.double().topk(300).values)
+    size = parts[0].shape[0]
+    rows = torch.cat(
+        [
+            (torch.arange(size).view(-1, 1, 1, 1) + size * number).expand(part.shape).reshape(-1)
+            for number, part in enumerate(parts)
+        ]
+    )
+    pairs = set(zip(values.tolist(), rows.tolist(), strict=True))
+    found = zip(stream.tail().values.tolist(), stream.rows_of_tail().tolist(), strict=True)
+    assert all(pair in pairs for pair in found)
+
+
+@pytest.mark.parametrize(("centre", "scale"), [(0.0, 1.0), (0.3, 1e-12), (-5.0, 1e9), (1e4, 1.0)])
+def test_moments_are_those_of_all_values_at_any_scale_and_centre(centre, scale):
+    x = (torch.randn(4, 300_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3).mul(
+        scale
+    )
+    x = x + centre * scale
+    stream = Stream(keep=10, sample=10, seed=0)
+    for part in x:
+        stream.add(part)
+    moments = stream.moments()
+    standard = (x - x.mean()) / x.std(correction=0)
+    assert moments.mean == pytest.approx(x.mean().item(), rel=1e-9, abs=1e-9 * scale)
+    assert moments.deviation == pytest.approx(x.std(correction=0).item(), rel=1e-6)
+    assert moments.kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-5)
+
+
+def test_moments_of_float32_are_right_to_four_digits():
+    x = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0)).exp()
+    stream = Stream(keep=10, sample=10, seed=0)
+    stream.add(x)
+    standard = (x.double() - x.double().mean()) / x.double().std(correction=0)
+    assert stream.moments().kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-4)
+
+
+def test_every_batch_is_as_likely_in_the_sample_as_any_other():
+    counts = torch.zeros(8)
+    for seed in range(20):
+        stream = Stream(keep=2, sample=2000, seed=seed)
+        for number in range(8):
+            stream.add(torch.full((5000 if number % 2 else 20_000,), float(number)))
+        sample = stream.sample()
+        assert len(sample) == 2000
+        counts += torch.bincount(sample.long(), minlength=8)
+    expected = torch.tensor([20_000, 5000] * 4) / 100_000 * counts.sum()
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 24.3  # the 99.9% point with 7 degrees of freedom
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_batches():
+    def kept(batches: int) -> int:
+        layer = probe(
+            mlp(nn.ReLU()), (inputs(seed=seed) for seed in range(batches)), keep=50, sample=60
+        ).layers[0]
+        assert layer.n == batches * 500 * 32
+        return layer.tail.values.numel() + layer.rows_of_tail.numel() + layer.sample.numel()
+
+    assert kept(2) == kept(12) == 50 + 50 + 60
+
+
+def test_nan_and_inf_are_counted_and_left_out():
+    x = inputs()
+    x[3, 2], x[10, 1], x[11, 1] = math.nan, math.inf, -math.inf
+    layer = through(x)
+    assert layer.not_finite == 3
+    assert layer.n == x.numel() - 3
+    assert torch.equal(layer.tail.values, x[x.isfinite()].abs().double().topk(len(layer.tail)).values)
+    assert "3 values left out" in repr(probe(nn.Sequential(nn.ReLU()), x))
+
+
+def test_a_layer_without_a_tail_says_why_and_spoils_nothing():
+    found = probe(nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.GELU()), torch.full((300, 8), 2.0))
+    row = found.rows()[0]
+    assert "equal up to rounding" in row["note"]
+    assert "alpha" not in row
+    assert "equal up to rounding" in repr(found)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_index_is_hill_of_all_values_and_excess_is_one_for_a_gaussian():
+    x = torch.randn(1000, 200, generator=torch.Generator().manual_seed(0))
+    index = through(x).index(500)
+    assert index.alpha == pytest.approx(hill(x, 500).alpha, rel=1e-6)
+    assert index.excess == pytest.approx(1, abs=0.15)
+    assert index.verdict == "like"
+
+
+def test_excess_of_an_exponential_tail_is_near_two_at_any_k():
+    x = torch.empty(2000, 500).exponential_(generator=torch.Generator().manual_seed(0))
+    layer = through(x)
+    assert [layer.index(k).excess for k in (100, 500, 2000)] == pytest.approx([2, 2, 2], rel=0.3)
+    assert layer.index().verdict == "heavier"
+
+
+def test_values_that_repeat_inside_a_row_count_once():
+    x = torch.empty(20_000, 1).exponential_(generator=torch.Generator().manual_seed(0)).exp()
+    alone, repeated = through(x).index(400), through(x.expand(-1, 10).clone()).index(4000 // 2)
+    assert alone.effective_k == pytest.approx(400, rel=0.2)
+    assert repeated.effective_k == pytest.approx(2000 / 10, rel=0.3)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says_with_rows_that_go_together():
+    held = 0
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        row = torch.empty(3000, 1).exponential_(generator=generator)
+        x = (row / 2 + 1e-3 * torch.randn(3000, 5, generator=generator)).exp().clone()  # Pareto, alpha = 2
+        index = through(x).index(500)
+        held += index.alpha_low <= 2 <= index.alpha_high
+    assert held >= 86  # 95 of 100, less four standard deviations
+
+
+def test_scale_is_a_gaussians_deviation_and_shares_are_shares():
+    x = 3 * torch.randn(400, 100, generator=torch.Generator().manual_seed(0)) + 1
+    layer = probe(nn.Sequential(nn.ReLU()), x, sample=40_000).layers[0]
+    assert layer.scale == pytest.approx(3, rel=0.02)
+    assert layer.negative == pytest.approx((x < 0).float().mean().item(), abs=0.01)
+    assert layer.vanishing == pytest.approx((x <= 0).float().mean().item(), abs=0.01)
+    assert layer.vanishing_under(math.inf) == pytest.approx(layer.vanishing, abs=1e-6)
+    assert layer.vanishing_under(0.1) == 0
+    slopes = torch.func.vmap(torch.func.grad(lambda value: iglu.iglu(value, 3.0)))(layer.sample.double())
+    assert layer.vanishing_under(3.0) == pytest.approx((slopes < 1e-3).double().mean().item(), abs=1e-3)
+
+
+def test_rows_are_json_and_the_table_has_a_line_a_layer():
+    found = probe(mlp(nn.ReLU(), nn.Tanh()), inputs())
+    body = json.loads(found.to_json())
+    assert [row["layer"] for row in body["layers"]] == ["1", "3"]
+    assert body["suggestion"]["sigma"] > 0
+    assert len(repr(found).splitlines()) == 3
+    with pytest.raises(KeyError, match="Layers: 1, 3"):
+        found["2"]
+
+
+# -- sigma -----------------------------------------------------------------------------------------
+
+
+def test_the_papers_networks_get_the_sigma_that_did_best_in_its_tables():
+    for point in probing_sigma.POINTS:
+        assert probing_sigma._by_excess(point.gaussian / point.alpha) == pytest.approx(point.sigma)
+
+
+def test_heavier_tails_never_get_a_larger_sigma():
+    sigmas = [probing_sigma._by_excess(0.5 + 0.01 * step) for step in range(300)]
+    assert sigmas == sorted(sigmas, reverse=True)
+
+
+def test_doubling_the_weights_halves_the_scaled_sigma_and_leaves_the_regimes():
+    model, x = nn.Sequential(nn.Linear(8, 64, bias=False), nn.GELU()), inputs()
+    before = probe(model, x)
+    model[0].weight.data *= 2
+    after = probe(model, x)
+    assert after.suggest_sigma("scaled").sigma == pytest.approx(
+        before.suggest_sigma("scaled").sigma / 2, rel=1e-4
+    )
+    assert after.suggest_sigma("regimes").sigma == pytest.approx(
+        before.suggest_sigma("regimes").sigma, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("activation", "deviation", "sigma"),
+    [
+        # by scipy's minimize_scalar on a grid of two million points
+        (F.gelu, 0.3, 1.4118), (F.gelu, 1.0, 2.2429), (F.gelu, 3.0, 5.2193),
+        (F.silu, 0.3, 0.8230), (F.silu, 1.0, 1.0401), (F.silu, 3.0, 1.8494),
+    ],
+)  # fmt: skip
+def test_nearest_sigma_is_the_least_squares_one_under_a_gaussian(activation, deviation, sigma):
+    x = deviation * torch.special.ndtri((torch.arange(200_000).double() + 0.5) / 200_000)
+    assert probing_sigma.nearest_sigma(activation, x) == pytest.approx(sigma, rel=1e-3)
+
+
+def test_the_nearest_iglu_to_relu_is_its_limit():
+    assert probing_sigma.nearest_sigma(F.relu, inputs().flatten()) == math.inf
+
+
+def test_swap_takes_a_suggestion_for_the_model_and_by_layer():
+    suggestion = probe(mlp(nn.ReLU(), nn.GELU(), nn.Tanh()), inputs()).suggest_sigma()
+    model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh())
+    swap(model, suggestion)
+    assert [type(model[place]).__name__ for place in (1, 3, 5)] == ["IGLU", "IGLU", "Tanh"]
+    assert model[1].sigma == model[3].sigma == pytest.approx(suggestion.sigma, rel=1e-3)
+    model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh())
+    swap(model, suggestion.by_layer)
+    assert [model[1].sigma, model[3].sigma] == pytest.approx(
+        [each.sigma for each in suggestion.layers], rel=1e-3
+    )
+    assert model[1].sigma != model[3].sigma
+
+
+@pytest.mark.parametrize("rule", ["scaled", "regimes"])
+def test_a_suggestion_says_how_weak_its_evidence_is(rule):
+    text = repr(probe(mlp(nn.ReLU()), inputs()).suggest_sigma(rule))
+    assert "evidence is weak" in text
+    assert "three networks" in text
+    assert rule in text
+
+
+def test_a_suggestion_does_not_claim_to_know_what_lies_beyond_the_paper():
+    x = torch.empty(2000, 100).cauchy_(generator=torch.Generator().manual_seed(0))
+    suggestion = probe(nn.Sequential(nn.ReLU()), x).suggest_sigma()
+    assert suggestion.low == 0
+    assert "outside the paper's range" in repr(suggestion)
+
+
+def test_mistakes_are_told_in_words():
+    model = mlp(nn.ReLU())
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
+        probe(F.relu, inputs())
+    with pytest.raises(ValueError, match="batches is empty"):
+        probe(model, [])
+    with pytest.raises(ValueError, match="no activation that could be seen"):
+        probe(nn.Linear(8, 8), inputs())
+    with pytest.raises(ValueError, match="k must be from 1 to keep - 1 = 9, got 10"):
+        probe(model, inputs(), k=10, keep=10)
+    with pytest.raises(ValueError, match="Did you mean 'scaled'"):
+        probe(model, inputs()).suggest_sigma("scale")

@@ -79,7 +79,10 @@ IGLU_INLINE REAL NAME(near_angle)(REAL size, REAL z, REAL excess, SCALE k)
 }
 
 /* The tail of a gate, which is 0 at the infinities and, since |x| is cut, only nearly so by itself. */
-IGLU_INLINE REAL NAME(gate_tail)(REAL x, REAL tail) { return ABS(x) > LARGEST ? 0 : tail; }
+IGLU_INLINE REAL NAME(gate_tail)(REAL x, SCALE k, REAL tail)
+{
+    return ABS(x) > LARGEST && k.sigma > 0 ? 0 : tail;
+}
 
 IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
 {
@@ -89,7 +92,7 @@ IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
     REAL linear = m * INVERSE_PI;
     REAL rest = MADD(linear, u.t_error + INVERSE_PI_ERROR, FUSED(m, INVERSE_PI, -linear));
     REAL far = linear + MADD(linear * z, excess, rest);
-    return NAME(either_tail)(x, NAME(gate_tail)(x, u.a < 1 ? near : far));
+    return NAME(either_tail)(x, NAME(gate_tail)(x, k, u.a < 1 ? near : far));
 }
 
 #if HALF
@@ -217,7 +220,7 @@ IGLU_INLINE REAL NAME(lomax)(REAL size, SCALE k, REAL *error)
 IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
 {
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
-    return NAME(either_tail)(x, NAME(gate_tail)(x, NAME(corrected)((REAL)0.5 * r, error)));
+    return NAME(either_tail)(x, NAME(gate_tail)(x, k, NAME(corrected)((REAL)0.5 * r, error)));
 }
 
 IGLU_INLINE REAL NAME(rational_slope)(REAL x, SCALE k)

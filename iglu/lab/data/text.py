@@ -1,0 +1,199 @@
+"""Text as one long row of token numbers, tokenised once and then memory-mapped.
+
+The cache is named after the contents of the text and of the tokenizer's files, so that it can never be
+stale, and a set that does not fit in memory still trains.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from iglu.functional import check_choice
+from iglu.lab.data.embedded import python_reference
+from iglu.lab.storage import write_atomically
+
+SPLITS = ("train", "valid", "test")
+TOKENIZERS = ("bytes", "gpt2")
+
+# The names under which the splits of WikiText circulate.
+_FILE_NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "{}.tokens", "{}.raw")
+_SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}
+# OpenAI's names and those of transformers for the same two files.
+_BPE_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+_HUB_NAMES = {"wikitext-103": "wikitext-103-v1", "wikitext-2": "wikitext-2-v1"}
+
+# Shares of a text that comes in one piece; the rest is for training.
+_HELD_OUT = 0.05
+
+Lines = Callable[[], Iterator[str]]
+
+
+class Tokenizer(NamedTuple):
+    name: str
+    vocabulary: int
+    identity: str  # changes when its output would
+    encode: Callable[[Iterable[str]], Iterator[np.ndarray]]
+
+
+class TextSet(NamedTuple):
+    """The three splits as memory-mapped rows of tokens."""
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    vocabulary: int
+
+    def blocks(self, split: str, context: int) -> Tensor:
+        """The split cut into rows of ``context`` tokens; what is left over at the end is dropped."""
+        check_choice("split", split, SPLITS)
+        tokens: Tensor = getattr(self, split)
+        count = len(tokens) // context
+        if count == 0:
+            raise ValueError(f"The {split} text has {len(tokens)} tokens: not one block of {context}")
+        return tokens[: count * context].view(count, context)
+
+
+def load(name: str, root: Path, tokenizer: str, cache: Path) -> TextSet:
+    """``"python"`` (embedded), ``"wikitext-103"``, ``"wikitext-2"`` or another folder of three splits inside
+    ``root``, or a plain text file: its path."""
+    coder = load_tokenizer(tokenizer, root)
+    splits = {split: _tokenised(lines, coder, cache) for split, lines in _sources(name, root).items()}
+    return TextSet(splits["train"], splits["valid"], splits["test"], coder.vocabulary)
+
+
+# -- where the text is -----------------------------------------------------------------------------
+
+
+def _sources(name: str, root: Path) -> dict[str, Lines]:
+    if name == "python":
+        return _cut(python_reference())
+    folder = root / name
+    if folder.is_file():
+        return _cut(folder.read_text(encoding="utf-8"))
+    if (folder / "dataset_dict.json").is_file():
+        from datasets import load_from_disk
+
+        return _columns(load_from_disk(str(folder)))
+    if folder.is_dir():
+        return {split: functools.partial(_lines, _split_file(folder, split)) for split in SPLITS}
+    if name in _HUB_NAMES:
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            pass
+        else:
+            return _columns(load_dataset("Salesforce/wikitext", _HUB_NAMES[name]))
+    raise FileNotFoundError(
+        f"No text {name!r} in {root}: it must be a text file, a folder with train, valid and test files "
+        f"({', '.join(pattern.format('train') for pattern in _FILE_NAMES)}) or a folder saved by `datasets`. "
+        "Name the folder with --data or the variable IGLU_DATA"
+        + ("; with the package `datasets` installed it is fetched." if name in _HUB_NAMES else ".")
+    )
+
+
+def _split_file(folder: Path, split: str) -> Path:
+    candidates = [folder / p.format(word) for p in _FILE_NAMES for word in _SPLIT_NAMES[split]]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"No {split} text in {folder}: looked for {', '.join(p.name for p in candidates)}"
+    )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
+def _columns(dataset: object) -> dict[str, Lines]:
+    def rows(split: str) -> Iterator[str]:
+        for row in dataset[split]:  # type: ignore[index]
+            yield row["text"]
+
+    names = {split: next((n for n in _SPLIT_NAMES[split] if n in dataset), split) for split in SPLITS}  # type: ignore[operator]
+    return {split: functools.partial(rows, name) for split, name in names.items()}
+
+
+def _cut(text: str) -> dict[str, Lines]:
+    """The last shares of a text are for validation and for testing."""
+    lines = text.splitlines(keepends=True)
+    held_out = max(round(len(lines) * _HELD_OUT), 1)
+    pieces = (lines[: -2 * held_out], lines[-2 * held_out : -held_out], lines[-held_out:])
+    return {split: functools.partial(iter, piece) for split, piece in zip(SPLITS, pieces, strict=True)}
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def load_tokenizer(name: str, root: Path) -> Tokenizer:
+    """``"bytes"``: the 256 bytes of UTF-8; ``"gpt2"``: byte-pair encoding from the two files of GPT-2 in
+    ``root`` or one of its folders."""
+    check_choice("tokenizer", name, TOKENIZERS)
+    if name == "bytes":
+        return Tokenizer("bytes", 256, "bytes", _bytes)
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import models, pre_tokenizers
+
+    vocabulary, merges = _bpe_files(root)
+    coder = FastTokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def encode(lines: Iterable[str]) -> Iterator[np.ndarray]:
+        # Line by line, as the paper's runs did; many at a time for speed.
+        for batch in _batches(lines, 10_000):
+            yield np.concatenate([np.asarray(e.ids, np.uint16) for e in coder.encode_batch_fast(batch)])
+
+    identity = hashlib.sha256(vocabulary.read_bytes() + merges.read_bytes()).hexdigest()
+    return Tokenizer("gpt2", coder.get_vocab_size(), identity, encode)
+
+
+def _bpe_files(root: Path) -> tuple[Path, Path]:
+    for folder in (root, *sorted(path for path in root.glob("*") if path.is_dir())):
+        for pair in _BPE_NAMES:
+            vocabulary, merges = (folder / name for name in pair)
+            if vocabulary.is_file() and merges.is_file():
+                return vocabulary, merges
+    pairs = " or ".join(" and ".join(pair) for pair in _BPE_NAMES)
+    raise FileNotFoundError(f"No GPT-2 tokenizer in {root} or a folder in it: it takes {pairs}")
+
+
+def _bytes(lines: Iterable[str]) -> Iterator[np.ndarray]:
+    for batch in _batches(lines, 10_000):
+        yield np.frombuffer("".join(batch).encode(), np.uint8).astype(np.uint16)
+
+
+def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _tokenised(lines: Lines, tokenizer: Tokenizer, cache: Path) -> Tensor:
+    digest = hashlib.sha256(tokenizer.identity.encode())
+    for line in lines():
+        digest.update(line.encode())
+    path = cache / f"tokens-{tokenizer.name}-{digest.hexdigest()[:20]}.u16"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with write_atomically(path) as file:
+            for tokens in tokenizer.encode(lines()):
+                file.write(tokens.tobytes())
+    if os.path.getsize(path) == 0:
+        return torch.empty(0, dtype=torch.uint16)
+    # Private pages: torch wants to be able to write, the file must not change.
+    return torch.from_numpy(np.memmap(path, np.uint16, mode="c"))

@@ -1,0 +1,60 @@
+"""Where the first number that is none came from, when a loss turned NaN."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iglu.lab.tasks import Task
+
+
+def first_nonfinite(network: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> str | None:
+    """The layer whose output, or else whose gradient, is the first to be not finite; None if all are.
+
+    The weights must be those of before the update, and the caller sets the random state of the step.
+    """
+    with _watch(network) as bad_layers:
+        loss = task.score(network(inputs), targets).loss
+    if bad_layers:
+        name, module = bad_layers[0]
+        bad_weights = [key for key, p in module.named_parameters() if not p.isfinite().all()]
+        return f"the output of {name} ({type(module).__name__})" + (
+            f", by its {bad_weights[0]}" if bad_weights else ""
+        )
+    if not loss.isfinite():
+        return "the loss itself; the output of every layer is finite"
+    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    # Not by backward(), which would wake the hooks of data parallel training.
+    gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+    # The backward pass meets the last layers first.
+    for (name, _), gradient in zip(reversed(named), reversed(gradients), strict=True):
+        if gradient is not None and not gradient.isfinite().all():
+            return f"the gradient of {name}"
+    return None
+
+
+@contextlib.contextmanager
+def _watch(network: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Collects, in the order of the computation, the modules without children whose output is not finite."""
+    found: list[tuple[str, nn.Module]] = []
+    hooks = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not torch.isfinite(output).all():
+                found.append((name, module))
+
+        hooks.append(module.register_forward_hook(hook))
+
+    for name, module in network.named_modules():
+        if next(module.children(), None) is None:
+            watch(name, module)
+    try:
+        yield found
+    finally:
+        for handle in hooks:
+            handle.remove()

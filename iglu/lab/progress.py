@@ -1,0 +1,155 @@
+"""Observers of a run: a live line in a terminal, plain lines elsewhere, TensorBoard, stopping on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from iglu.lab.data.longtail import SHOTS
+from iglu.lab.results import Row, Run
+from iglu.lab.train import Observer, Training
+
+
+def describe(row: Row) -> str:
+    """An epoch's figures in one line."""
+    parts = [f"epoch {row['epoch']:>3}", f"train loss {row['train_loss']:.4f}"]
+    if "train_acc" in row:
+        parts.append(f"train acc {row['train_acc']:.2f}%")
+    parts.append(f"test loss {row['test_loss']:.4f}")
+    if "perplexity" in row:
+        parts.append(f"perplexity {row['perplexity']:.2f}")
+    else:
+        parts.append(f"test acc {row['test_acc']:.2f}%")
+    shots = [f"{shot} {row[key]:.1f}%" for shot in SHOTS if (key := f"test_acc_{shot}") in row]
+    if shots:
+        parts.append(", ".join(shots))
+    parts.append(f"{row['rate']:,.0f}/s, {row['seconds'] + row['test_seconds']:.1f} s")
+    return " | ".join(parts)
+
+
+def conclude(run: Run) -> str:
+    """How a run ended: the last epoch, and the best marked as such."""
+    head = f"{run.status}" + (f" {run.message}" if run.status == "stopped" else "")
+    if not run.history:
+        return head
+    figure, unit = ("perplexity", "") if run.figure == "perplexity" else ("test acc", "%")
+    last, best = run.last, run.best
+    return (
+        f"{head}: {figure} {last[run.figure]:.2f}{unit} in the last epoch, {last['epoch']}; "
+        f"best (chosen on the test set) {best[run.figure]:.2f}{unit} in epoch {best['epoch']}"
+    )
+
+
+class Display(Observer):
+    """Shows a run: a bar with loss, speed and time left if the console is a terminal, else a line an epoch
+    (and one a minute inside long ones)."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = Console() if console is None else console
+        self.bar: Progress | None = None
+        self.last_line = time.monotonic()
+
+    def started(self, training: Training) -> None:
+        recipe = training.recipe
+        self.console.print(
+            f"{recipe.name}, {recipe.activation}, seed {recipe.seed}: {training.task.samples:,} samples, "
+            f"{training.steps} steps an epoch, {recipe.last_epoch} of {recipe.epochs} epochs, "
+            f"in {training.folder}",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+        for note in training.notes:
+            self.console.print(note, soft_wrap=True, highlight=False)
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+                console=self.console, speed_estimate_period=300,
+            )  # fmt: skip
+            total = recipe.last_epoch * training.steps
+            self.line = self.bar.add_task("starting", total=total, completed=training.total_steps)
+            self.bar.start()
+
+    def stepped(self, training: Training) -> bool:
+        figures = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.figures.items()]
+        speed = f"{training.rate:,.0f} {training.task.unit}/s"
+        text = " | ".join([f"epoch {training.epoch + 1}", *figures, speed])
+        if self.bar is not None:
+            self.bar.update(self.line, completed=training.total_steps, description=text)
+        elif time.monotonic() - self.last_line > 60:
+            self._print(f"{text} | step {training.step} of {training.steps}")
+        return False
+
+    def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
+        self._print(describe(row))
+        return {}
+
+    def ended(self, run: Run) -> None:
+        self.close()
+        self._print(run.message if run.status == "diverged" else conclude(run))
+        self._print(str(run.folder))
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def _print(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self.console.print(text, soft_wrap=True, highlight=False)
+
+
+class TensorBoard(Observer):
+    """Writes every figure of an epoch for TensorBoard, into the run's folder."""
+
+    def __init__(self) -> None:
+        self.writer: Any = None
+
+    def started(self, training: Training) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "--tensorboard needs the package tensorboard: pip install tensorboard"
+            ) from error
+        self.writer = SummaryWriter(str(training.folder / "tensorboard"), purge_step=training.epoch + 1)
+
+    def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "epoch":
+                self.writer.add_scalar(name, value, row["epoch"])
+        return {}
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class StopOnSignal(Observer):
+    """Ctrl-C, or the SIGTERM of a batch system, stops the run at a checkpoint; a second one at once."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+
+    def stepped(self, training: Training) -> bool:
+        return self.is_wanted
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[StopOnSignal]:
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.is_wanted = True
+            signal.signal(number, old[number])
+
+        numbers = (int(signal.SIGINT), int(signal.SIGTERM))
+        old = {number: signal.getsignal(number) for number in numbers}
+        for number in numbers:
+            signal.signal(number, ask)
+        try:
+            yield self
+        finally:
+            for number in numbers:
+                signal.signal(number, old[number])

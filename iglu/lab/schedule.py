@@ -1,0 +1,49 @@
+"""What a step is made of, as functions of the recipe and of the step's number alone."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+
+from iglu.lab.recipes import Recipe
+
+
+def derive_seed(seed: int, *purpose: object) -> int:
+    """An independent seed for each purpose ("order" of epoch 3, "dropout" of step 17 ...) of one seed."""
+    text = "/".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
+    """For the update number ``step``, from 0, which lies in ``epoch``, from 0, of ``steps`` each.
+
+    cosine: lr (1 + cos(pi epoch/epochs))/2.  warmup-linear: lr step/w up to the w-th step, then
+    lr (n - step)/(n - w), with n steps in all and w = int(warmup n).
+    """
+    if recipe.schedule == "cosine":
+        return recipe.lr * (1 + math.cos(math.pi * epoch / recipe.epochs)) / 2
+    if recipe.schedule == "warmup-linear":
+        total = recipe.epochs * steps
+        rising = int(recipe.warmup * total)
+        if step < rising:
+            return recipe.lr * step / rising
+        return recipe.lr * (total - step) / (total - rising)
+    return recipe.lr
+
+
+def steps_an_epoch(recipe: Recipe, samples: int, world: int) -> int:
+    """Once through the data; a last batch too small to give every process a sample is left out."""
+    steps = samples // recipe.batch + (samples % recipe.batch >= world)
+    return steps if recipe.epoch_steps is None else min(steps, recipe.epoch_steps)
+
+
+def batch_parts(count: int, accumulate: int, rank: int = 0, world: int = 1) -> list[slice]:
+    """The share of process ``rank`` in a batch of ``count`` samples, in as many parts for each process.
+
+    >>> batch_parts(10, 2, rank=1, world=2)
+    [slice(5, 7, None), slice(7, 10, None)]
+    """
+    parts = max(min(accumulate, count // world), 1)
+    bounds = [index * count // (world * parts) for index in range(rank * parts, (rank + 1) * parts + 1)]
+    return [slice(low, high) for low, high in itertools.pairwise(bounds)]

@@ -1,0 +1,402 @@
+"""One training loop for images and text; a run that is killed anywhere goes on as if nothing had happened.
+
+Nothing is drawn from a generator that lives on from step to step: each draw is a function of the seed and
+of the step (``derive_seed``).  A run's state is therefore weights, optimizer, sums and the step's number,
+and a run that went on from a checkpoint repeats the uninterrupted one to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from iglu.lab import results
+from iglu.lab.checkpoint import newest_checkpoint, save_checkpoint
+from iglu.lab.diagnosis import first_nonfinite
+from iglu.lab.recipes import Recipe
+from iglu.lab.results import Row, Run
+from iglu.lab.runfolder import claim, open_run, record_start
+from iglu.lab.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
+from iglu.lab.storage import write_json, write_json_lines
+from iglu.lab.tasks import Task, load_task
+from iglu.modules import weight_decay_groups
+
+
+class Observer:
+    """Watches a run; every method may be left as it is.  Only the first process calls them."""
+
+    def started(self, training: Training) -> None:
+        """Before the first step, or the first after going on."""
+
+    def stepped(self, training: Training) -> bool:
+        """After a step; True asks to stop here, with a checkpoint."""
+        return False
+
+    def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
+        """After evaluation; what is returned joins the epoch's line of metrics."""
+        return {}
+
+    def ended(self, run: Run) -> None:
+        """When the run finished, stopped or diverged, also if it had done so before."""
+
+    def close(self) -> None:
+        """However it ended, by an exception too."""
+
+
+@dataclass
+class Training:
+    """A run on its way: what an observer may look at."""
+
+    recipe: Recipe
+    folder: Path
+    task: Task
+    model: nn.Module  # the plain network, not a compiled or distributed wrapper
+    steps: int  # in an epoch
+    epoch: int = 0  # finished ones
+    step: int = 0  # inside the epoch
+    loss: float = math.nan  # of the last step
+    sums: dict[str, float] = field(default_factory=dict)  # of this epoch so far
+    history: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # worth telling the user
+
+    @property
+    def total_steps(self) -> int:
+        return self.epoch * self.steps + self.step
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of the training set, over this epoch so far."""
+        sums = self.sums
+        return self.task.train_figures(sums["loss"], sums["weight"], sums["correct"], int(sums["samples"]))
+
+    @property
+    def rate(self) -> float:
+        """Images or tokens a second, in this epoch."""
+        return self.sums["samples"] * self.task.units_a_sample / max(self.sums["seconds"], 1e-9)
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the gradient is no longer a number."""
+
+
+def fit(
+    recipe: Recipe,
+    *,
+    data: Path | str | None = None,
+    out: Path | str = "runs",
+    observers: Iterable[Observer] = (),
+) -> Run:
+    """Carry out a recipe, or go on with it, in its own folder inside ``out``; a finished one is read back.
+
+    A run whose loss turns NaN is not an exception but a result: its status is "diverged".
+    """
+    folder = Path(out) / recipe.folder_name
+    fabric = make_fabric(recipe)
+    with contextlib.ExitStack() as stack:
+        done: Run | None = None
+        if fabric.is_global_zero:
+            stack.enter_context(claim(folder))
+            done = open_run(folder, recipe)
+        done = _shared(fabric, done)
+        watching = list(observers) if fabric.is_global_zero else []
+        for observer in watching:
+            stack.callback(observer.close)
+        if done is not None:
+            for observer in watching:
+                observer.ended(done)
+            return done
+        stack.enter_context(_reproducible(recipe))
+        return Loop(recipe, folder, fabric, data, watching).run()
+
+
+class Loop:
+    """A run being carried out by this process, alone or as one of several."""
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, fabric: Fabric, data: Path | str | None, observers: list[Observer]
+    ) -> None:
+        self.recipe, self.folder, self.fabric, self.observers = recipe, folder, fabric, observers
+        task = load_task(recipe, data, fabric.device)
+        self.task = task
+        torch.manual_seed(derive_seed(recipe.seed, "weights"))
+        network = fabric.to_device(task.make_model())
+        if recipe.channels_last:
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        decay = recipe.weight_decay
+        groups = network.parameters() if recipe.decay_shapes else weight_decay_groups(network, decay)
+        # Fused is fastest, but would unscale the gradients of 16-mixed itself, too late for clipping.
+        fused = fabric.device.type in ("cpu", "cuda") and recipe.precision != "16-mixed"
+        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=decay, fused=fused)
+        wrapped: Any = torch.compile(network) if recipe.compile else network
+        self.model, self.optimizer = fabric.setup(wrapped, optimizer)
+        self.network = network
+        steps = steps_an_epoch(recipe, task.samples, fabric.world_size)
+        if steps == 0 or recipe.batch < fabric.world_size:
+            raise ValueError(f"batch={recipe.batch} is too small for {fabric.world_size} processes")
+        self.training = Training(recipe, folder, task, network, steps, sums=_no_sums())
+        self.last_save = time.monotonic()
+
+    def run(self) -> Run:
+        self._go_on()
+        training = self.training
+        if self.fabric.is_global_zero:
+            processes = {"device": str(self.fabric.device), "processes": self.fabric.world_size}
+            record_start(self.folder, {"step": training.total_steps, **processes})
+        for observer in self.observers:
+            observer.started(training)
+        status, message = "finished", ""
+        try:
+            while training.epoch < self.recipe.last_epoch:
+                if self._epoch():
+                    status, message = "stopped", f"by request after {training.total_steps} steps"
+                    break
+            else:
+                if training.epoch < self.recipe.epochs:
+                    status, message = "stopped", f"after epoch {training.epoch} of {self.recipe.epochs}"
+        except DivergedError as error:
+            status, message = "diverged", str(error)
+        else:
+            self._save()
+        return self._end(status, message)
+
+    # -- one epoch ---------------------------------------------------------------------------------
+
+    def _epoch(self) -> bool:
+        """The rest of the current epoch; True if an observer asked to stop in it."""
+        training, recipe = self.training, self.recipe
+        order = torch.randperm(
+            self.task.samples,
+            generator=torch.Generator().manual_seed(derive_seed(recipe.seed, "order", training.epoch)),
+        )
+        batches = torch.split(order, recipe.batch)
+        self.model.train()
+        while training.step < training.steps:
+            began = time.perf_counter()
+            self.step(batches[training.step])
+            training.step += 1
+            training.sums["seconds"] += time.perf_counter() - began
+            if self._is_stop_wanted():
+                return True
+            if time.monotonic() - self.last_save >= recipe.checkpoint_every:
+                self._save()
+        self._finish_epoch()
+        return False
+
+    def step(self, rows: Tensor) -> None:
+        """One update from the batch of these rows, of which each process takes its share in parts."""
+        training, recipe, fabric = self.training, self.recipe, self.fabric
+        step = training.total_steps
+        rate = learning_rate(recipe, training.epoch, step, training.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self._seed_dropout()
+        weight = self.task.weight(rows)
+        parts = batch_parts(len(rows), recipe.accumulate, fabric.global_rank, fabric.world_size)
+        sums = torch.zeros(2, device=fabric.device)  # loss, correct
+        for index, part in enumerate(parts):
+            inputs, targets = self._batch(rows, part)
+            with fabric.no_backward_sync(self.model, enabled=index < len(parts) - 1):
+                score = self.task.score(self.model(inputs), targets)
+                # Divided by the weight of the whole batch; over processes gradients are averaged.
+                fabric.backward(score.loss * (fabric.world_size / weight))
+            sums += torch.stack([score.loss.detach(), score.correct.to(score.loss.dtype)])
+        norm = fabric.clip_gradients(
+            self.model, self.optimizer, max_norm=math.inf if recipe.clip is None else recipe.clip,
+            error_if_nonfinite=False,
+        )  # fmt: skip
+        assert norm is not None
+        # The one place where the host waits for the device: a NaN must be seen before it is in the weights.
+        loss_sum, correct, norm_sum = self._summed(torch.cat([sums, norm.view(1)]))
+        training.loss = loss_sum / weight
+        # In 16-mixed a gradient that overflows is normal: the scaler skips the step and scales down.
+        is_sound = math.isfinite(norm_sum) or recipe.precision == "16-mixed"
+        if not (math.isfinite(training.loss) and is_sound):
+            raise DivergedError(self._diagnose(rows, parts))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        training.sums["loss"] += loss_sum
+        training.sums["weight"] += weight
+        training.sums["correct"] += correct
+        training.sums["samples"] += len(rows)
+
+    def _batch(self, rows: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        seed = derive_seed(self.recipe.seed, "augmentation", self.training.total_steps)
+        return self.task.train_batch(rows, part, seed)
+
+    def _seed_dropout(self) -> None:
+        """Each process drops other units; the same again when a step is repeated."""
+        step, rank = self.training.total_steps, self.fabric.global_rank
+        torch.manual_seed(derive_seed(self.recipe.seed, "dropout", step, rank))
+
+    def _finish_epoch(self) -> None:
+        training = self.training
+        row: Row = {
+            "epoch": training.epoch + 1,
+            "step": training.total_steps,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **training.figures,
+        }
+        began = time.perf_counter()
+        row |= self.evaluate()
+        row |= {
+            "seconds": round(training.sums["seconds"], 3),
+            "test_seconds": round(time.perf_counter() - began, 3),
+            "rate": round(training.rate, 1),
+        }
+        for observer in self.observers:
+            row |= observer.epoch_ended(training, row)
+        training.history.append(row)
+        training.epoch, training.step, training.sums = training.epoch + 1, 0, _no_sums()
+        if self.fabric.is_global_zero:
+            write_json_lines(self.folder / results.METRICS, training.history)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Figures of the whole test set.  Not through the distributed wrapper: processes may have unequal
+        shares, and it would wait for all at each batch."""
+        self.network.eval()
+        total: Tensor | None = None
+        for inputs, targets in self.task.test_batches(self.fabric.global_rank, self.fabric.world_size):
+            with self.fabric.autocast():
+                outputs = self.network(inputs)
+            sums = self.task.evaluate(outputs, targets).cpu().double()
+            total = sums if total is None else total + sums
+        assert total is not None
+        return self.task.test_figures(self._summed(total))
+
+    def _summed(self, values: Tensor) -> list[float]:
+        """Over all processes."""
+        if self.fabric.world_size > 1:
+            reduced = self.fabric.all_reduce(values.to(self.fabric.device), reduce_op="sum")
+            assert isinstance(reduced, Tensor)
+            values = reduced
+        numbers: list[float] = values.tolist()
+        return numbers
+
+    def _is_stop_wanted(self) -> bool:
+        wanted = [observer.stepped(self.training) for observer in self.observers]
+        return bool(_shared(self.fabric, any(wanted)))
+
+    # -- what is kept ------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self.last_save = time.monotonic()
+        training = self.training
+        if not self.fabric.is_global_zero:
+            return
+        state = {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "epoch": training.epoch,
+            "step": training.step,
+            "sums": training.sums,
+            "history": training.history,
+        }
+        save_checkpoint(self.folder, training.total_steps, state)
+
+    def _go_on(self) -> None:
+        found = newest_checkpoint(self.folder) if self.fabric.is_global_zero else None
+        state, complaints = _shared(self.fabric, found)
+        training = self.training
+        training.notes += [f"{complaint}; going on from the one before" for complaint in complaints]
+        if state is None:
+            return
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for parameter, values in self.optimizer.state.items():
+            for name, value in values.items():
+                # In the parameter's own memory format, as the optimizer would have made it.
+                if value.shape == parameter.shape:
+                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        self.fabric.strategy.precision.load_state_dict(state["precision"])
+        training.epoch, training.step = state["epoch"], state["step"]
+        training.sums, training.history = state["sums"], state["history"]
+        training.notes.append(
+            f"going on from epoch {training.epoch + 1}, step {training.step} of {training.steps}"
+        )
+
+    def _end(self, status: str, message: str) -> Run:
+        training = self.training
+        if self.fabric.is_global_zero:
+            write_json_lines(self.folder / results.METRICS, training.history)
+            write_json(self.folder / results.STATE, {
+                "status": status, "message": message, "epoch": training.epoch, "step": training.total_steps,
+            })  # fmt: skip
+        run = Run(self.folder, self.recipe, status, tuple(training.history), message)
+        for observer in self.observers:
+            observer.ended(run)
+        return run
+
+    # -- what went wrong ---------------------------------------------------------------------------
+
+    def _diagnose(self, rows: Tensor, parts: list[slice]) -> str:
+        training = self.training
+        where = None
+        for part in parts:
+            self._seed_dropout()
+            with self.fabric.autocast():
+                where = where or first_nonfinite(self.network, self.task, *self._batch(rows, part))
+        return (
+            f"The loss is {training.loss:g} in epoch {training.epoch + 1}, step {training.step + 1} of "
+            f"{training.steps}; the first to be not finite: {where or 'a sum over the batch'}. "
+            f"Recipe: {json.dumps(self.recipe.as_dict())}"
+        )
+
+
+def make_fabric(recipe: Recipe) -> Fabric:
+    """Devices, nodes and precision; under torchrun, as many processes as it started."""
+    devices, nodes = recipe.devices, recipe.nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    with warnings.catch_warnings():
+        # That it takes bf16 instead; here what was asked for by name and cannot be had is an error.
+        warnings.filterwarnings("ignore", ".*AMP with fp16 is not supported on CPU")
+        fabric = Fabric(
+            accelerator=recipe.accelerator, devices=devices, num_nodes=nodes,
+            precision="32-true" if recipe.precision == "32" else recipe.precision,
+        )  # fmt: skip
+    if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ValueError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
+    fabric.launch()
+    return fabric
+
+
+def _shared(fabric: Fabric, value: Any) -> Any:
+    """The first process's value, in all of them."""
+    return fabric.broadcast(value) if fabric.world_size > 1 else value
+
+
+def _no_sums() -> dict[str, float]:
+    return dict.fromkeys(("loss", "weight", "correct", "samples", "seconds"), 0.0)
+
+
+@contextlib.contextmanager
+def _reproducible(recipe: Recipe) -> Iterator[None]:
+    """The recipe's threads, and on a GPU algorithms that repeat themselves; afterwards all as it was."""
+    threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat itself
+    try:
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        if torch.cuda.is_available():
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warning)

@@ -1,0 +1,63 @@
+"""The tour: its figures beside what is known, and its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from iglu.lab import demo
+from iglu.lab.results import read_runs
+
+# Where the direct formula's gradient first has the wrong sign: the errata of the paper.
+KNOWN = {torch.float32: (230, 280), torch.float16: (9, 12), torch.bfloat16: (4, 6)}
+
+
+@pytest.mark.parametrize("dtype", KNOWN, ids=str)
+def test_the_tour_shows_where_the_direct_formula_fails_and_the_library_does_not(dtype: torch.dtype) -> None:
+    row = demo.measure_accuracy("none", dtype)
+    low, high = KNOWN[dtype]
+    assert low < row["direct_wrong_sign_from"] < high
+    assert row["library_wrong_sign_from"] is None
+    assert row["library_gradient_error"] < 4 * torch.finfo(dtype).eps
+    assert row["library_value_error"] < 4 * torch.finfo(dtype).eps
+    assert row["direct_gradient_error"] > 1
+
+
+def test_speeds_are_multiples_of_relus() -> None:
+    rows = demo.measure_speed(elements=1_000, rounds=2)
+    assert rows[0]["label"] == "ReLU"
+    assert rows[0]["forward"]["median"] == rows[0]["backward"]["median"] == 1
+    assert {"IGLU", "IGLU-Approx", "GELU", "SiLU"} <= {row["label"] for row in rows}
+
+
+def test_the_tour_ends_with_a_table_and_the_path_of_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "ACTIVATIONS", ("relu", "iglu:0.5"))
+    small = {"epochs": 1, "epoch_steps": 2, "batch": 8}
+    monkeypatch.setattr(demo, "TASKS", tuple(task.but(**small) for task in demo.TASKS))
+    out = tmp_path / "demo"
+    assert demo.main(["--seeds", "2", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{out}/demo.json" in shown.replace("\n", "")
+    written = json.loads((out / "demo.json").read_text())
+    assert [row["activation"] for row in written["training"]] == ["relu", "iglu:0.5"]
+    runs, complaints = read_runs(out)
+    assert len(runs) == 8
+    assert not complaints
+    row = written["training"][1]
+    accuracies = {
+        (run.recipe.activation, run.recipe.seed): run.last["test_acc"]
+        for run in runs
+        if run.recipe.name == "digits-lt"
+    }
+    assert row["digits-lt test_acc"]["mean"] == pytest.approx(
+        (accuracies["iglu:0.5", 0] + accuracies["iglu:0.5", 1]) / 2
+    )
+    assert row["digits-lt test_acc difference"]["mean"] == pytest.approx(
+        sum(accuracies["iglu:0.5", seed] - accuracies["relu", seed] for seed in (0, 1)) / 2
+    )

@@ -1,0 +1,100 @@
+"""The recipes beside the protocol of the paper, and what a recipe accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+
+import pytest
+
+from iglu.lab.recipes import RECIPES, Recipe, get_recipe
+from iglu.lab.tasks import IMAGE_SETS, MODELS
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet20-cifar10", "resnet20-cifar100", "vit-cifar10", "vit-cifar100", "resnet20-cifar100-lt"]
+)
+def test_the_vision_recipes_are_the_papers(name: str) -> None:
+    recipe = RECIPES[name]
+    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.weight_decay) == (200, 128, 1e-3, 1e-2)
+    assert (recipe.clip, recipe.schedule, recipe.precision) == (1.0, "cosine", "32")
+    assert (recipe.padding, recipe.flip, recipe.jitter) == (4, True, (0.2, 0.2, 0.2, 0.1))
+    assert recipe.size == (224 if name.startswith("vit") else None)
+    assert recipe.class_weights is name.endswith("-lt")
+    assert recipe.decay_shapes
+    assert not recipe.constrain
+
+
+def test_the_language_recipe_is_the_papers() -> None:
+    recipe = RECIPES["gpt2-wikitext103"]
+    assert (recipe.dataset, recipe.model, recipe.context) == ("wikitext-103", "gpt2-small", 1024)
+    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.weight_decay) == (20, 32, 6e-4, 0.1)
+    assert (recipe.schedule, recipe.warmup, recipe.clip, recipe.dropout) == ("warmup-linear", 0.05, 1.0, 0.1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_every_recipe_names_a_model_and_data_that_exist(recipe: Recipe) -> None:
+    assert recipe.model in MODELS
+    assert recipe.model.startswith("gpt2") is (recipe.dataset not in IMAGE_SETS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_a_recipe_comes_back_from_json_as_it_was(recipe: Recipe) -> None:
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.as_dict()))) == recipe
+
+
+def test_a_recipe_cannot_be_changed_in_place() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RECIPES["digits"].lr = 1.0  # type: ignore[misc]
+
+
+def test_every_field_has_help() -> None:
+    source = inspect.getsource(Recipe)
+    for field in dataclasses.fields(Recipe):
+        _, _, after = source.partition(f"    {field.name}: ")
+        assert after.splitlines()[1].strip().startswith('"""'), field.name
+
+
+def test_folders_differ_whenever_what_is_computed_differs() -> None:
+    base = RECIPES["resnet20-cifar100-lt"]
+    changes = [
+        {}, {"activation": "iglu:0.5"}, {"activation": "iglu:learnable=5"}, {"seed": 1}, {"ratio": 200.0},
+        {"norm": False}, {"lr": 2e-3}, {"jitter": (0.0, 0.0, 0.0, 0.0)}, {"clip": None}, {"size": 64},
+    ]  # fmt: skip
+    names = [base.but(**change).folder_name for change in changes]
+    assert len(set(names)) == len(names)
+    assert not any(set(name) & set(':/\\ *?"<>|') for name in names)
+    assert names[1] == "resnet20-cifar100-lt_iglu-0.5_seed=0"
+
+
+def test_how_a_run_is_carried_out_does_not_change_its_folder() -> None:
+    base = RECIPES["digits"]
+    other = base.but(threads=3, stop_after=1, devices=2, checkpoint_every=1.0)
+    assert other.folder_name == base.folder_name
+    assert other.identity() == base.identity()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "igul"}, "Unknown activation 'igul'. Did you mean 'iglu'"),
+        ({"precision": "bf16"}, r"precision must be one of '32', 'bf16-mixed', '16-mixed', got 'bf16'"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"ratio": 0.01}, r"ratio must be at least 1, got 0\.01"),
+        ({"lr": float("nan")}, "lr must be at least 0, got nan"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RECIPES["digits"].but(**change)
+
+
+def test_a_field_that_is_misspelt_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"no field 'epoch'. Did you mean 'epochs'"):
+        RECIPES["digits"].but(epoch=3)
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"Unknown recipe 'digit'. Did you mean 'digits'"):
+        get_recipe("digit")

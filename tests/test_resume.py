@@ -1,0 +1,302 @@
+"""Nothing is lost: a run that is killed, damaged or out of disk ends with the metrics of one left alone."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iglu.lab import storage
+from iglu.lab.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.results import read_run
+from iglu.lab.runfolder import FolderInUseError, claim
+from iglu.lab.train import Observer, Training, fit
+
+# A checkpoint after every step, so that a kill anywhere has something to go on from.
+IMAGES = RECIPES["digits-lt"].but(
+    activation="iglu:learnable=5", epochs=3, epoch_steps=4, batch=16, threads=1, checkpoint_every=0.0
+)
+TEXT = RECIPES["gpt2-python"].but(
+    activation="iglu:1", epochs=2, epoch_steps=6, batch=4, context=32, dropout=0.1,
+    threads=1, checkpoint_every=0.0,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+
+
+# -- processes to be killed ------------------------------------------------------------------------
+# From a server that has imported torch already and used none of its threads: a child starts at once.
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["iglu.lab.train", "sklearn.datasets"])
+
+
+def _train(
+    recipe: Recipe, out: Path, cache: str, dies_at_write: int | None, largest_file: int | None
+) -> None:
+    os.environ["IGLU_CACHE"] = cache
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if dies_at_write is not None:
+        calls = itertools.count()
+        for name in ("fsync", "replace"):
+            _kill_in(name, calls, dies_at_write)
+    fit(recipe, out=out)
+
+
+def _kill_in(name: str, calls: Iterator[int], number: int) -> None:
+    """Make the function of os with this name end the process in the call of that number: before it does
+    its work if the number is even, after it if odd."""
+    original = getattr(os, name)
+
+    def fatal(*arguments: Any) -> Any:
+        is_last = next(calls) == number
+        result = None if is_last and number % 2 == 0 else original(*arguments)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(os, name, fatal)
+
+
+def _start(
+    recipe: Recipe, out: Path, dies_at_write: int | None = None, largest_file: int | None = None
+) -> ForkServerProcess:
+    arguments = (recipe, out, os.environ["IGLU_CACHE"], dies_at_write, largest_file)
+    process = _PROCESSES.Process(target=_train, args=arguments)
+    process.start()
+    return process
+
+
+def _kill_often(recipe: Recipe, out: Path, seed: int) -> int:
+    """Kill the run again and again, each time at a random moment after it wrote one more checkpoint, until
+    one of its lives reaches the end; how often it was killed."""
+    draw = random.Random(seed)
+    folder = out / recipe.folder_name
+    deaths = 0
+    while True:
+        before = _newest(folder)
+        process = _start(recipe, out)
+        while process.is_alive() and _newest(folder) == before:
+            time.sleep(0.001)
+        process.join(draw.uniform(0, 0.02))
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            return deaths
+        assert process.exitcode == -signal.SIGKILL
+        deaths += 1
+
+
+def _newest(folder: Path) -> str | None:
+    return max((path.name for path in folder.glob("checkpoint-*.safetensors")), default=None)
+
+
+@pytest.mark.parametrize("recipe", [IMAGES, TEXT], ids=["images", "text"])
+def test_a_run_killed_at_random_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+    expected = fit(recipe, out=tmp_path / "quiet")
+    assert _kill_often(recipe, tmp_path / "killed", seed=0) >= 2
+    found = fit(recipe, out=tmp_path / "killed")
+    assert found.status == "finished"
+    assert found.without_timings() == expected.without_timings()
+    assert read_run(found.folder).without_timings() == expected.without_timings()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [IMAGES.but(epochs=12), TEXT.but(epochs=10)], ids=["images", "text"])
+def test_a_long_run_killed_many_times_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+    expected = fit(recipe, out=tmp_path / "quiet")
+    assert _kill_often(recipe, tmp_path / "killed", seed=1) >= 15
+    found = fit(recipe, out=tmp_path / "killed")
+    assert found.without_timings() == expected.without_timings()
+
+
+def test_a_run_killed_while_it_writes_ends_as_one_left_alone(tmp_path: Path) -> None:
+    expected = fit(IMAGES, out=tmp_path / "quiet")
+    deaths = 0
+    # Three calls a file: the recipe, provenance, then checkpoints, and metrics at the end of an epoch.
+    for at in (0, 3, 6, 7, 10, 13, 19):
+        process = _start(IMAGES, tmp_path / "killed", dies_at_write=at)
+        process.join()
+        deaths += process.exitcode == -signal.SIGKILL
+    assert deaths >= 6
+    found = fit(IMAGES, out=tmp_path / "killed")
+    assert found.without_timings() == expected.without_timings()
+    assert not list(found.folder.glob("*" + storage.UNFINISHED))
+
+
+def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    expected = fit(IMAGES, out=tmp_path / "quiet")
+    process = _start(IMAGES, tmp_path / "full", largest_file=100_000)  # less than a checkpoint
+    process.join()
+    assert process.exitcode == 1
+    folder = tmp_path / "full" / IMAGES.folder_name
+    assert not checkpoints(folder)
+    assert not list(folder.glob("*" + storage.UNFINISHED))
+    assert fit(IMAGES, out=tmp_path / "full").without_timings() == expected.without_timings()
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    storage.write_json(path, {"epoch": 1})
+
+    def fail() -> None:
+        with storage.write_atomically(path) as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        fail()
+    assert json.loads(path.read_text()) == {"epoch": 1}
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+class _StopAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, training: Training) -> bool:
+        return training.total_steps == self.step
+
+
+@pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, tmp_path: Path) -> None:
+    expected = fit(IMAGES, out=tmp_path / "quiet")
+    stopped = fit(IMAGES, out=tmp_path / "damaged", observers=[_StopAt(7)])
+    assert stopped.status == "stopped"
+    newest = checkpoints(stopped.folder)[0]
+    content = bytearray(newest.read_bytes())
+    if damage == "one bit":
+        content[-100] ^= 1
+    else:
+        content = content[: len(content) // 2 if damage == "cut short" else 0]
+    newest.write_bytes(content)
+    state, complaints = newest_checkpoint(stopped.folder)
+    assert state is not None
+    assert (state["epoch"], state["step"]) == (1, 2)
+    assert len(complaints) == 1
+    assert newest.name in complaints[0]
+    assert fit(IMAGES, out=tmp_path / "damaged").without_timings() == expected.without_timings()
+
+
+def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> None:
+    expected = fit(IMAGES, out=tmp_path / "quiet")
+    stopped = fit(IMAGES, out=tmp_path / "damaged", observers=[_StopAt(7)])
+    for path in checkpoints(stopped.folder):
+        path.write_bytes(b"nothing")
+    assert fit(IMAGES, out=tmp_path / "damaged").without_timings() == expected.without_timings()
+
+
+def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(tmp_path: Path) -> None:
+    expected = fit(IMAGES, out=tmp_path / "quiet")
+    first = fit(IMAGES.but(stop_after=1), out=tmp_path / "limited")
+    assert (first.status, len(first.history)) == ("stopped", 1)
+    assert fit(IMAGES, out=tmp_path / "limited").without_timings() == expected.without_timings()
+
+
+def test_weights_in_channels_last_go_on_to_the_bit(tmp_path: Path) -> None:
+    recipe = IMAGES.but(channels_last=True)
+    expected = fit(recipe, out=tmp_path / "quiet")
+    fit(recipe, out=tmp_path / "stopped", observers=[_StopAt(5)])
+    assert fit(recipe, out=tmp_path / "stopped").without_timings() == expected.without_timings()
+
+
+def _hold(folder: Path, ready: Any, release: Any) -> None:
+    with claim(folder):
+        ready.set()
+        release.wait(60)
+
+
+def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / IMAGES.folder_name
+    ready, release = _PROCESSES.Event(), _PROCESSES.Event()
+    holder = _PROCESSES.Process(target=_hold, args=(folder, ready, release))
+    holder.start()
+    assert ready.wait(60)
+    with pytest.raises(FolderInUseError, match="Another process is at the run in"):
+        fit(IMAGES, out=tmp_path)
+    holder.kill()  # without letting go
+    holder.join()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            run = fit(IMAGES.but(stop_after=1), out=tmp_path)
+            break
+        except FolderInUseError:
+            assert time.monotonic() < deadline
+    assert len(run.history) == 1
+
+
+def test_a_folder_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
+    run = fit(IMAGES.but(stop_after=1), out=tmp_path)
+    fields = json.loads((run.folder / "recipe.json").read_text())
+    (run.folder / "recipe.json").write_text(json.dumps({**fields, "lr": 0.5}))
+    with pytest.raises(ValueError, match=r"holds another run: lr was 0\.5, now 0\.004"):
+        fit(IMAGES, out=tmp_path)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_gives_back_what_was_saved(tmp_path: Path) -> None:
+    shared = torch.randn(3, 2)
+    state = {
+        "model": {"weight": shared, "tied": shared, "scalar": torch.tensor(0.1, dtype=torch.float64)},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}},
+            "groups": [{"lr": 0.1, "betas": (0.9, 0.999)}],
+        },
+        "history": [{"epoch": 1, "loss": 1 / 3, "note": None}],
+    }
+    save_checkpoint(tmp_path, 7, state)
+    (path,) = checkpoints(tmp_path)
+    found = load_checkpoint(path)
+    assert torch.equal(found["model"]["weight"], shared)
+    assert torch.equal(found["model"]["tied"], shared)
+    assert found["model"]["scalar"].item() == 0.1
+    assert list(found["optimizer"]["state"]) == [0]
+    assert found["optimizer"]["groups"] == [{"lr": 0.1, "betas": [0.9, 0.999]}]
+    assert found["history"] == state["history"]
+
+
+def test_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save_checkpoint(tmp_path, step, {"step": step})
+    assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [10, 3]
+
+
+class _Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_loading_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    content = pickle.dumps(_Bomb(tmp_path / "exploded"))
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    (tmp_path / f"checkpoint-00000001-{digest}.safetensors").write_bytes(content)
+    state, complaints = newest_checkpoint(tmp_path)
+    assert state is None
+    assert len(complaints) == 1
+    assert not (tmp_path / "exploded").exists()

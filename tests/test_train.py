@@ -1,0 +1,446 @@
+"""The training loop beside independent truths: a bare loop, torch's and transformers' schedules, itself."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from iglu.lab import train_command
+from iglu.lab.checkpoint import checkpoints, load_checkpoint
+from iglu.lab.progress import Display, StopOnSignal, TensorBoard
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.results import Row, estimate, paired_difference, read_run, read_runs
+from iglu.lab.schedule import batch_parts, derive_seed, learning_rate
+from iglu.lab.tasks import ImageTask, load_task
+from iglu.lab.train import Observer, Training, fit
+
+IMAGES = RECIPES["digits-lt"].but(epochs=2, epoch_steps=4, batch=16, threads=1)
+TEXT = RECIPES["gpt2-python"].but(epochs=2, epoch_steps=6, batch=4, context=32, threads=1)
+VIT = RECIPES["digits"].but(
+    name="digits-vit",
+    model="vit-mini",
+    activation="gelu",
+    epochs=1,
+    epoch_steps=3,
+    batch=16,
+    threads=1,
+    size=16,
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own, and one thread: tests run beside each other."""
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = load_checkpoint(checkpoints(folder)[0])["model"]
+    return weights
+
+
+# -- what is computed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [IMAGES, TEXT.but(dropout=0.1), VIT, IMAGES.but(precision="bf16-mixed")],
+    ids=["images", "text", "vit", "bf16"],
+)
+def test_the_same_seed_gives_the_same_numbers_to_the_bit(recipe: Recipe, tmp_path: Path) -> None:
+    first = fit(recipe, out=tmp_path / "first")
+    torch.rand(3)  # whatever else has drawn from torch's generator
+    again = fit(recipe, out=tmp_path / "again")
+    assert first.without_timings() == again.without_timings()
+    other = fit(recipe.but(seed=1), out=tmp_path)
+    assert first.without_timings() != other.without_timings()
+
+
+def test_fit_leaves_threads_and_random_state_as_they_were(tmp_path: Path) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    fit(IMAGES, out=tmp_path)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_loop_computes_what_a_bare_loop_computes(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path)
+    task = load_task(IMAGES)
+    assert isinstance(task, ImageTask)
+    torch.manual_seed(derive_seed(0, "weights"))
+    model = task.make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
+    weights = task.counts.double().reciprocal()
+    weights = (weights * 10 / weights.sum()).float()
+    for epoch in range(2):
+        generator = torch.Generator().manual_seed(derive_seed(0, "order", epoch))
+        order = torch.randperm(task.samples, generator=generator)
+        for step in range(4):
+            rows = order[16 * step : 16 * step + 16]
+            seed = derive_seed(0, "augmentation", 4 * epoch + step)
+            inputs, targets = task.train_batch(rows, slice(None), seed)
+            loss = F.cross_entropy(model(inputs), targets, weights)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        schedule.step()
+    found = _weights(run.folder)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5)
+    model.eval()
+    with torch.no_grad():
+        batches = [(model(inputs), targets) for inputs, targets in task.test_batches()]
+    outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert run.last["test_acc"] == pytest.approx(100 * (outputs.argmax(1) == targets).float().mean().item())
+    assert run.last["test_loss"] == pytest.approx(F.cross_entropy(outputs, targets).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "recipe", [IMAGES.but(norm=False), TEXT, VIT.but(dropout=0.0)], ids=["images", "text", "vit"]
+)
+def test_a_batch_in_parts_gives_the_numbers_of_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
+    whole = fit(recipe, out=tmp_path)
+    parts = fit(recipe.but(accumulate=3), out=tmp_path)
+    for row, other in zip(whole.history, parts.history, strict=True):
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
+
+
+def test_shots_are_averaged_by_class_size(tmp_path: Path) -> None:
+    task = load_task(IMAGES)
+    assert isinstance(task, ImageTask)
+    assert task.counts.tolist() == [124, 88, 63, 45, 32, 23, 16, 12, 8, 6]
+    right = [50.0, 40, 40, 40, 40, 40, 10, 10, 10, 0]
+    figures = task.test_figures([500.0, *right, *[50.0] * 10])
+    assert figures["test_loss"] == 1
+    assert figures["test_acc"] == pytest.approx(56)
+    shots = [figures[f"test_acc_{shot}"] for shot in ("many", "medium", "few")]
+    assert shots == pytest.approx([100, 80, 15])
+
+
+def test_perplexity_falls_and_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
+    run = fit(TEXT.but(batch=16, epoch_steps=15), out=tmp_path)
+    first, last = run.history
+    assert last["perplexity"] < first["perplexity"] < 256
+    assert last["perplexity"] == pytest.approx(math.exp(last["test_loss"]))
+    assert run.figure == "perplexity"
+
+
+def test_every_figure_of_an_epoch_is_on_its_line(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path)
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    wanted = {"train_loss", "train_acc", "test_loss", "test_acc", "seconds", "rate", "lr", "step"}
+    assert wanted <= lines[0].keys()
+    provenance = json.loads((run.folder / "provenance.jsonl").read_text())
+    assert {"commit", "torch", "device", "threads"} <= provenance.keys()
+    assert provenance["threads"] == 1
+    assert ":" not in fit(IMAGES.but(activation="iglu:0.5"), out=tmp_path).folder.name
+
+
+# -- schedules and shares --------------------------------------------------------------------------
+
+
+def test_warm_up_and_decay_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    recipe = RECIPES["gpt2-wikitext103"].but(epochs=3, lr=0.5)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.05 * 3 * 40), 3 * 40)
+    for step in range(120):
+        assert learning_rate(recipe, step // 40, step, 40) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+
+
+def test_cosine_is_stepped_once_an_epoch() -> None:
+    recipe = RECIPES["resnet20-cifar10"]
+    assert learning_rate(recipe, 0, 390, 391) == 1e-3
+    assert learning_rate(recipe, 100, 39100, 391) == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize("count", [7, 8, 128])
+@pytest.mark.parametrize("world", [1, 2, 7])
+@pytest.mark.parametrize("accumulate", [1, 3, 50])
+def test_the_shares_of_all_processes_make_up_the_batch(count: int, world: int, accumulate: int) -> None:
+    shares = [batch_parts(count, accumulate, rank, world) for rank in range(world)]
+    assert len({len(parts) for parts in shares}) == 1
+    rows = [list(range(count)[part]) for parts in shares for part in parts]
+    assert list(itertools.chain(*rows)) == list(range(count))
+    assert all(rows)
+
+
+# -- a run that goes wrong -------------------------------------------------------------------------
+
+
+class _Break(Observer):
+    """Puts a NaN into a weight after some steps."""
+
+    def __init__(self, name: str, step: int) -> None:
+        self.name, self.step = name, step
+
+    def stepped(self, training: Training) -> bool:
+        if training.total_steps == self.step:
+            with torch.no_grad():
+                training.model.get_parameter(self.name).view(-1)[0] = math.nan
+        return False
+
+
+def test_a_nan_stops_the_run_and_names_step_layer_and_recipe(tmp_path: Path) -> None:
+    recipe = IMAGES.but(activation="iglu:0.5")
+    run = fit(recipe, out=tmp_path, observers=[_Break("layer2.0.conv2.weight", 5)])
+    assert run.status == "diverged"
+    assert "epoch 2, step 2 of 4" in run.message
+    assert "the output of layer2.0.conv2 (Conv2d), by its weight" in run.message
+    assert '"activation": "iglu:0.5"' in run.message
+    assert len(run.history) == 1
+    assert read_run(run.folder).status == "diverged"
+    assert fit(recipe, out=tmp_path) == run
+
+
+class _BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * math.nan
+
+
+class _BreakBackward(Observer):
+    def started(self, training: Training) -> None:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return _BadGradient.apply(output)  # type: ignore[no-any-return, no-untyped-call]
+
+        training.model.get_submodule("layer3.0.conv1").register_forward_hook(hook)
+
+
+def test_a_nan_of_the_backward_pass_is_traced_to_its_layer(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path, observers=[_BreakBackward()])
+    assert run.status == "diverged"
+    assert "the gradient of layer3.0.conv1.weight" in run.message
+
+
+def test_a_learning_rate_that_is_far_too_high_diverges(tmp_path: Path) -> None:
+    assert fit(IMAGES.but(lr=1e30, norm=False), out=tmp_path).status == "diverged"
+
+
+def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="16-mixed' needs a GPU"):
+        fit(IMAGES.but(precision="16-mixed"), out=tmp_path)
+
+
+def test_a_model_for_the_other_kind_of_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gpt2-nano reads text, digits holds images"):
+        fit(IMAGES.but(model="gpt2-nano"), out=tmp_path)
+    with pytest.raises(ValueError, match=r"model must be one of .*got 'resnet21'. Did you mean"):
+        fit(IMAGES.but(model="resnet21"), out=tmp_path)
+
+
+# -- observers, results, command -------------------------------------------------------------------
+
+
+class _Raise(Observer):
+    """Sends this process a signal after some steps."""
+
+    def stepped(self, training: Training) -> bool:
+        if training.total_steps == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+
+def test_a_signal_stops_the_run_at_a_checkpoint(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    with StopOnSignal().installed() as stop:
+        run = fit(IMAGES, out=tmp_path, observers=[_Raise(), stop])
+    assert (run.status, run.message) == ("stopped", "by request after 3 steps")
+    assert signal.getsignal(signal.SIGTERM) is handler
+    again = fit(IMAGES, out=tmp_path)
+    assert again.without_timings() == fit(IMAGES, out=tmp_path / "quiet").without_timings()
+
+
+class _Fail(Observer):
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def stepped(self, training: Training) -> bool:
+        raise OSError("somewhere else")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_observers_are_closed_when_the_run_fails(tmp_path: Path) -> None:
+    observer = _Fail()
+    with pytest.raises(OSError, match="somewhere else"):
+        fit(IMAGES, out=tmp_path, observers=[observer])
+    assert observer.is_closed
+
+
+class _Extra(Observer):
+    def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
+        return {"largest": max(p.abs().max().item() for p in training.model.parameters())}
+
+
+def test_what_an_observer_returns_is_on_the_line_of_metrics(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path, observers=[_Extra()])
+    assert all(row["largest"] > 0 for row in run.history)
+    weights = [value for name, value in _weights(run.folder).items() if name.endswith(("weight", "bias"))]
+    largest = max(value.abs().max().item() for value in weights)
+    assert read_run(run.folder).last["largest"] == largest
+
+
+def test_a_run_gives_back_its_trained_model(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path)
+    model = run.load_model()
+    task = load_task(IMAGES)
+    with torch.no_grad():
+        right = sum((model(x).argmax(1) == y).sum().item() for x, y in task.test_batches())
+    assert 100 * right / 500 == pytest.approx(run.last["test_acc"])
+
+
+def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> None:
+    text = io.StringIO()
+    fit(IMAGES, out=tmp_path, observers=[Display(Console(file=text, width=80))])
+    lines = text.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines[1:3]] == ["epoch   1", "epoch   2"]
+    assert "best (chosen on the test set)" in lines[3]
+    assert "\x1b" not in text.getvalue()
+
+
+def test_in_a_terminal_the_line_is_live(tmp_path: Path) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120, force_terminal=True)
+    fit(IMAGES, out=tmp_path, observers=[Display(console)])
+    assert "images/s" in text.getvalue()
+
+
+def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = fit(IMAGES, out=tmp_path, observers=[TensorBoard()])
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    found = [event.value for event in events.Scalars("test_acc")]
+    assert found == pytest.approx([row["test_acc"] for row in run.history], rel=1e-6)
+
+
+def test_folders_that_cannot_be_read_are_named_and_skipped(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path)
+    for name, content in (("half", "{"), ("later", '{"name": "x", "dataset": "y", "model": "z", "warp": 9}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(content)
+    runs, complaints = read_runs(tmp_path)
+    assert [found.folder for found in runs] == [run.folder]
+    assert len(complaints) == 2
+    assert "Unknown fields of a recipe: warp" in complaints[1]
+
+
+def test_the_interval_of_a_mean_is_that_of_students_t() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    values = [61.2, 60.4, 62.9, 61.7, 60.1]
+    found = estimate(values)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert math.isinf(estimate([1.0]).high)
+
+
+def test_a_paired_difference_is_taken_seed_by_seed(tmp_path: Path) -> None:
+    runs = {
+        activation: [
+            fit(IMAGES.but(activation=activation, seed=seed, epochs=1), out=tmp_path) for seed in (0, 1)
+        ]
+        for activation in ("relu", "silu")
+    }
+    found = paired_difference(runs["silu"], runs["relu"][::-1], "test_loss")
+    pairs = zip(runs["silu"], runs["relu"], strict=True)
+    assert found.mean == pytest.approx(sum(a.last["test_loss"] - b.last["test_loss"] for a, b in pairs) / 2)
+
+
+def test_the_command_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["digits-lt", "--activation", "iglu:0.5", "--epochs", "2", "--epoch-steps", "2", "--no-norm",
+            "--threads", "1", "--out", str(tmp_path)]  # fmt: skip
+    assert train_command.main([*argv, "--stop-after", "1"]) == 0
+    assert "stopped after epoch 1 of 2" in capsys.readouterr().out
+    assert train_command.main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "going on from epoch 2" in shown
+    assert "finished" in shown
+    (run,), _ = read_runs(tmp_path)
+    assert run.recipe.norm is False
+    assert str(run.folder) in shown
+
+
+def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command.main(["resnet20-cifar1000"]) == 1
+    assert "Did you mean 'resnet20-cifar100'?" in capsys.readouterr().err
+
+
+# -- slower ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_numbers_of_the_plain_one(tmp_path: Path) -> None:
+    recipe = IMAGES.but(activation="iglu:1", norm=False)
+    plain, compiled = fit(recipe, out=tmp_path), fit(recipe.but(compile=True), out=tmp_path)
+    assert compiled.last["train_loss"] == pytest.approx(plain.last["train_loss"], rel=1e-3)
+
+
+_UNDER_TORCHRUN = """
+import sys
+from pathlib import Path
+from iglu.lab.recipes import Recipe
+from iglu.lab.train import fit
+import json
+fit(Recipe.from_dict(json.loads(sys.argv[1])), out=Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [TEXT, VIT.but(dropout=0.0)], ids=["text", "vit"])
+def test_two_processes_give_the_numbers_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    alone = fit(recipe, out=tmp_path / "alone")
+    script = tmp_path / "script.py"
+    script.write_text(_UNDER_TORCHRUN)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(script),
+    ]
+    arguments = [json.dumps(recipe.as_dict()), str(tmp_path / "together")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
+    subprocess.run([*command, *arguments], check=True, env=environment, timeout=300)
+    together = read_run(tmp_path / "together" / recipe.folder_name)
+    assert len(together.history) == len(alone.history)
+    for row, other in zip(alone.history, together.history, strict=True):
+        for figure in ("train_loss", "test_loss"):
+            assert row[figure] == pytest.approx(other[figure], rel=1e-4)

@@ -1,0 +1,40 @@
+"""The vision transformer beside the paper's counts and the formula of attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from iglu.lab.models.vit import ViT, ViTConfig
+
+
+def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
+    for classes, count in ((10, 5_481_610), (100, 5_498_980)):
+        model = ViT(classes=classes)
+        assert sum(p.numel() for p in model.parameters()) == count
+    assert sum(isinstance(module, nn.GELU) for module in model.modules()) == 12
+    bare = ViT(norm=False)
+    assert not any(isinstance(module, nn.LayerNorm) for module in bare.modules())
+    assert sum(p.numel() for p in bare.parameters()) == 5_481_610 - 25 * 2 * 192
+
+
+def test_vit_attends_as_the_formula_says() -> None:
+    config = ViTConfig(image=8, patch=4, width=12, heads=3, layers=1, dropout=0.0)
+    model = ViT(config, classes=4).eval().double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    block = model.blocks[0]
+    x = F.conv2d(images, model.patches.weight, model.patches.bias, stride=4).flatten(2).transpose(1, 2)
+    x = torch.cat(
+        [model.class_token.expand(2, 1, 12), F.layer_norm(x, (12,), model.norm.weight, model.norm.bias)], 1
+    )
+    x = x + model.positions
+    q, k, v = block.attention.qkv(block.norm1(x)).chunk(3, -1)
+    heads = []
+    for head in range(3):
+        part = slice(4 * head, 4 * head + 4)
+        scores = (q[..., part] @ k[..., part].transpose(1, 2) / 2).softmax(-1)
+        heads.append(scores @ v[..., part])
+    x = x + block.attention.out(torch.cat(heads, -1))
+    x = x + block.down(F.gelu(block.up(block.norm2(x))))
+    torch.testing.assert_close(model(images), model.head(x[:, 0]))

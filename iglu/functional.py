@@ -181,7 +181,7 @@ def gain(sigma: float = 1.0, approximate: str = "none") -> float:
     1/sqrt(E f(X)^2) for a standard normal X.
 
     >>> round(gain(1.0), 4), round(gain(math.inf), 4) == round(math.sqrt(2), 4), gain(0)
-    (1.6217, True, 2.0)
+    (1.6984, True, 2.0)
     """
     check_choice("approximate", approximate, FAMILIES)
     sigma = check_number("sigma", sigma)

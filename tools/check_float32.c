@@ -3,8 +3,8 @@
  *
  *   cd iglu/kernels/cpu
  *   gcc -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -I. \
- *       -o /tmp/check ../../../tools/check_float32.c run.c baseline.c avx2.c avx512.c -O3 -lm -lpthread
- *   /tmp/check avx2        (every float; /tmp/check avx2 61: every 61st)
+ *       -o ~/check_float32 ../../../tools/check_float32.c run.c baseline.c avx2.c avx512.c -O3 -lm -lpthread
+ *   ~/check_float32 avx2   (every float; ~/check_float32 avx2 61: every 61st)
  *
  * Where the true result is subnormal or overflows only NaN is looked for. */
 

@@ -225,9 +225,15 @@ IGLU_INLINE REAL NAME(rational_gate)(REAL x, SCALE k)
 
 IGLU_INLINE REAL NAME(rational_slope)(REAL x, SCALE k)
 {
+#if FUSED_MULTIPLY_ADD || HALF
+    /* 1 + a rounds once, which leaves r^2/2 within 4 units in the last place */
+    REAL r = 1 / NAME(one_plus)(NAME(size)(x, k), k);
+    return NAME(either_tail)(x, r * ((REAL)0.5 * r));
+#else
     REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
     REAL tail = r * ((REAL)0.5 * r);
     return NAME(either_tail)(x, NAME(corrected)(tail, 2 * error));
+#endif
 }
 
 /* x^2 r^2/2, as the square of |x| r, which is at most 1/sigma. */

@@ -6,7 +6,7 @@ import importlib
 
 # name -> (module, what it does); the module has main(argv: list[str]) -> int
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("iglu.lab.demo", "the tour: how right and how fast this library is"),
+    "demo": ("iglu.lab.demo", "the tour: how right, how fast, and small networks trained over seeds"),
     "train": ("iglu.lab.train_command", "train a network by a recipe of the paper, or go on with it"),
     "bench": ("iglu.lab.bench", "time every activation: Table 1 of the paper, and beyond"),
     "probe": ("iglu.lab.probe", "the tails of a model's pre-activations, and which sigma they suggest"),

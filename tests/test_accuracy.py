@@ -144,3 +144,14 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
             with mpmath.workdps(20):
                 got = truth.TRUTH[approximate, kind](np.array([point], dtype=truth.LONG), 0.7)[0]
             assert float(got) == pytest.approx(float(expected), rel=1e-13)
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("kind", ["value", "slope"])
+def test_compiled_results_keep_the_promise(kind, approximate):
+    torch._dynamo.reset()
+    x = truth.spread(torch.float32, 50_000).requires_grad_()
+    y = torch.compile(lambda x: iglu.iglu(x, 0.7, approximate=approximate), fullgraph=True)(x)
+    result = y.detach() if kind == "value" else torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    expected = truth.TRUTH[approximate, kind](truth.extended(x), 0.7)
+    assert truth.ulp_errors(result, expected).max() <= TOLERANCE[torch.float32][kind == "slope"]

@@ -252,4 +252,32 @@ def _pair_channels(x: Tensor, up: Tensor | None, channel_dim: int) -> int | None
     return x.shape[-1] // 2 if is_halved else None
 
 
-value, gate, glu = seam(Kernels(_serves, _serves_pair, is_ordinary, _run, _gradients))
+_value, gate, glu = seam(Kernels(_serves, _serves_pair, is_ordinary, _run, _gradients))
+
+_LOOPS = {
+    (approximate, dtype): getattr(loops, f"value_{family}_{suffix}", None)
+    for approximate, family in _FAMILY.items()
+    for dtype, suffix in DTYPES.items()
+}
+
+
+def value(
+    x: Any, sigma: Any, approximate: str, channel_dim: int, inplace: bool, save_output: bool
+) -> Tensor | None:
+    # The commonest call by the shortest way: at one element the questions cost more than the answer.
+    if (
+        type(sigma) is float
+        and 1e-30 < sigma < 1e30
+        and type(x) is Tensor
+        and x.is_cpu
+        and x.layout is torch.strided
+        and not (inplace or save_output or x.requires_grad or x.is_neg())
+        and x.is_contiguous()
+        and is_plain_eager()
+    ):
+        loop = _LOOPS.get((approximate, x.dtype))
+        if loop is not None:
+            y = torch.empty_like(x)
+            loop(x.data_ptr(), y.data_ptr(), x.numel(), sigma)
+            return y
+    return _value(x, sigma, approximate, channel_dim, inplace, save_output)

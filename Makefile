@@ -43,7 +43,10 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Triton is a gigabyte, so only here.
 check-all: lint test
+	$(PIP) triton
+	$(BIN)/pytest tests/test_triton.py
 	$(BIN)/pytest -m slow
 	tools/check_wheel
 

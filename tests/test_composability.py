@@ -171,6 +171,40 @@ def test_activation_checkpointing_gives_the_same_gradients(approximate, reentran
         torch.testing.assert_close(got, want)
 
 
+KEEPING_OUTPUT = [{"save": "output"}, {"inplace": True}]
+
+
+@pytest.mark.parametrize("options", KEEPING_OUTPUT)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_keeping_the_output_works_under_checkpointing(options, reentrant):
+    x = torch.randn(4, 6)
+    plain, keeping = _model("rational"), _model("rational", **options)
+    plain(x).sum().backward()
+    checkpoint(keeping, x.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
+    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+
+
+@pytest.mark.parametrize("options", KEEPING_OUTPUT)
+def test_keeping_the_output_works_under_autocast(options):
+    plain, keeping = _model("rational"), _model("rational", **options)
+    x = torch.randn(4, 6)
+    for model in (plain, keeping):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).float().sum()
+        loss.backward()
+    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("options", KEEPING_OUTPUT)
+def test_keeping_the_output_is_accepted_by_the_compiler(options):
+    torch._dynamo.reset()
+    model = _model("rational", **options)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x))
+
+
 def test_dispatch_modes_see_ordinary_operations():
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -211,6 +245,16 @@ def test_distributed_tensors_go_through(approximate, mesh):
     leaf = sigma.full_tensor().detach().requires_grad_()
     iglu.iglu(x, leaf, approximate=approximate).sum().backward()
     torch.testing.assert_close(sigma.grad.full_tensor(), leaf.grad)
+
+
+@pytest.mark.parametrize("options", KEEPING_OUTPUT)
+def test_keeping_the_output_works_in_data_parallel_training(options, mesh):
+    plain, keeping = _model("rational"), _model("rational", **options)
+    x = torch.randn(4, 6)
+    plain(x).sum().backward()
+    nn.parallel.DistributedDataParallel(keeping)(x).sum().backward()
+    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -243,7 +243,8 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _summary_table(rows: Sequence[dict[str, Any]], seeds: int, left: int = 0) -> Table:
     title = f"{left} runs to go" if left else f"mean and 95% interval over {seeds} seeds"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    # narrow enough for a terminal of 80 columns
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("activation", no_wrap=True)
     for column, heading in COLUMNS.items():
         table.add_column(heading, justify="right", no_wrap=True)

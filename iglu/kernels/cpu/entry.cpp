@@ -153,7 +153,7 @@ void *offset(void *start, const Tensor &t, int64_t elements) {
     return static_cast<char *>(start) + elements * static_cast<int64_t>(t.element_size());
 }
 
-// Fills in x, and up of a pair; returns the output for it, not yet written.
+// x, and up of a pair, as the loops see them, and the shape of the result.
 struct Inputs {
     Rows x, up;
     const void *x_data, *up_data;
@@ -179,6 +179,17 @@ Inputs read_inputs(const Options &options, const Tensor &x, const OptionalTensor
             x.sizes().vec(), true};
 }
 
+iglu_call call_on(const Inputs &inputs) {
+    iglu_call call = {};
+    call.rows = inputs.x.rows;
+    call.width = inputs.x.width;
+    call.x = inputs.x_data;
+    call.x_step = inputs.x.step;
+    call.up = inputs.up_data;
+    call.up_step = inputs.up.step;
+    return call;
+}
+
 bool is_served(const Options &options, const Tensor &x, const OptionalTensor &up, const OptionalTensor &sigma) {
     if (x.numel() == 0 || !is_ordinary(x) || !loop_dtype(x)) return false;
     if (sigma) {
@@ -201,14 +212,8 @@ bool is_served(const Options &options, const Tensor &x, const OptionalTensor &up
 
 void forward_into(const Options &options, const Tensor &x, const OptionalTensor &up,
                   const OptionalTensor &sigma, const Inputs &inputs, void *y) {
-    iglu_call call = {};
+    iglu_call call = call_on(inputs);
     Scale scale;
-    call.rows = inputs.x.rows;
-    call.width = inputs.x.width;
-    call.x = inputs.x_data;
-    call.x_step = inputs.x.step;
-    call.up = inputs.up_data;
-    call.up_step = inputs.up.step;
     call.y = y;
     call.y_step = inputs.x.width;
     const Tensor shaped = inputs.row_major && !up ? x.narrow(-1, 0, inputs.x.width) : x;
@@ -253,14 +258,8 @@ Gradients backward_cpu(const Options &options, const Tensor &grad, const Tensor 
                        const OptionalTensor &sigma, bool needs_sigma) {
     const Inputs inputs = read_inputs(options, x, up);
     const Upstream upstream = read_upstream(grad, x.strides(), inputs.row_major);
-    iglu_call call = {};
+    iglu_call call = call_on(inputs);
     Scale scale;
-    call.rows = inputs.x.rows;
-    call.width = inputs.x.width;
-    call.x = inputs.x_data;
-    call.x_step = inputs.x.step;
-    call.up = inputs.up_data;
-    call.up_step = inputs.up.step;
     call.grad = upstream.tensor.const_data_ptr();
     call.grad_step = inputs.x.width;
     call.grad_is_one_value = upstream.is_one_value;

@@ -15,12 +15,14 @@ import torch
 
 loops: Any = None
 """The module ``iglu._kernels``, if it is there."""
-why_no_loops = ""
+why_no_loops = "the loops (iglu._kernels) were not built"
 
-try:
-    from iglu import _kernels as loops  # type: ignore[no-redef, attr-defined]
-except ImportError as error:
-    why_no_loops = f"the loops (iglu._kernels) were not built: {error}"
+if importlib.util.find_spec("iglu._kernels") is not None:
+    try:
+        loops = importlib.import_module("iglu._kernels")
+        why_no_loops = ""
+    except ImportError as error:
+        why_no_loops = f"the loops (iglu._kernels) do not load: {error}"
 
 
 def _torch_parallel_for() -> int | None:

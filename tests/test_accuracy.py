@@ -146,6 +146,7 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
             assert float(got) == pytest.approx(float(expected), rel=1e-13)
 
 
+@truth.needs_compiler
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("kind", ["value", "slope"])
 def test_compiled_results_keep_the_promise(kind, approximate):

@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import iglu
 
+from truth import needs_compiler
+
 FAMILIES = ("none", "rational")
 both = pytest.mark.parametrize("approximate", FAMILIES)
 
@@ -19,6 +21,7 @@ def _model(approximate="none", **options):
     return nn.Sequential(nn.Linear(6, 8), iglu.IGLU(0.7, approximate=approximate, **options), nn.Linear(8, 3))
 
 
+@needs_compiler
 @both
 @pytest.mark.parametrize("options", [{}, {"learnable": True}, {"learnable": True, "channels": 8}])
 def test_compile_gives_the_eager_values_and_gradients_in_one_graph(approximate, options):
@@ -32,6 +35,7 @@ def test_compile_gives_the_eager_values_and_gradients_in_one_graph(approximate, 
         torch.testing.assert_close(got.grad, expected.grad, rtol=1e-4, atol=1e-5)
 
 
+@needs_compiler
 def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
     torch._dynamo.reset()
 
@@ -45,6 +49,7 @@ def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
         torch.testing.assert_close(function(gate, up, sigma), expected)
 
 
+@needs_compiler
 def test_compiled_gradient_at_zero_is_one_half():
     torch._dynamo.reset()
     for approximate in FAMILIES:
@@ -197,6 +202,7 @@ def test_keeping_the_output_works_under_autocast(options):
         torch.testing.assert_close(got.grad, want.grad, rtol=0.05, atol=0.05)
 
 
+@needs_compiler
 @pytest.mark.parametrize("options", KEEPING_OUTPUT)
 def test_keeping_the_output_is_accepted_by_the_compiler(options):
     torch._dynamo.reset()

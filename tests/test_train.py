@@ -29,6 +29,8 @@ from iglu.lab.schedule import batch_parts, derive_seed, learning_rate
 from iglu.lab.tasks import ImageTask, load_task
 from iglu.lab.train import Observer, Training, fit
 
+from truth import needs_compiler
+
 IMAGES = RECIPES["digits-lt"].but(epochs=2, epoch_steps=4, batch=16, threads=1)
 TEXT = RECIPES["gpt2-python"].but(epochs=2, epoch_steps=6, batch=4, context=32, threads=1)
 VIT = RECIPES["digits"].but(
@@ -400,6 +402,7 @@ def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture
 # -- slower ----------------------------------------------------------------------------------------
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_model_gives_the_numbers_of_the_plain_one(tmp_path: Path) -> None:
     recipe = IMAGES.but(activation="iglu:1", norm=False)

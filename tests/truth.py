@@ -6,6 +6,9 @@ is arctan2(1, -u)/pi, which cancels nowhere; the slope's tail is summed as a ser
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,13 @@ PI = 4 * np.arctan(LONG(1))
 
 needs_extended = pytest.mark.skipif(
     np.finfo(LONG).nmant < 63, reason="no extended precision on this platform to check float64 against"
+)
+
+
+# torch.compile writes C++ for the CPU.
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
+    reason="no C++ compiler here for torch.compile",
 )
 
 

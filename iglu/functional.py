@@ -76,7 +76,7 @@ def iglu(
     if save == "output" and approximate != "rational":
         raise ValueError(
             "save='output' needs approximate='rational': near its floor the output of the exact IGLU says "
-            "too little of its input (at sigma x = -1000 the float32 gradient would be off by 39%)"
+            "too little of its input (at sigma x = -1000 the float32 gradient would be off by up to 26%)"
         )
     scale = _prepare(x, sigma, channel_dim)
     if _is_limit(scale):

@@ -381,6 +381,19 @@ def test_overwriting_a_kept_output_is_noticed():
         y.sum().backward()
 
 
+def test_the_exact_output_says_too_little_of_its_input_to_be_kept():
+    def value(x):
+        return iglu.iglu(torch.tensor(x, dtype=torch.float64)).item()
+
+    errors = []
+    for x in torch.linspace(-900, -1100, 41).tolist():
+        y = torch.tensor(value(x), dtype=torch.float32).item()
+        found = optimize.brentq(lambda v, y=y: value(v) - y, -1e9, -1)
+        slope, expected = stats.t.cdf([math.sqrt(3) * found, math.sqrt(3) * x], df=3)
+        errors.append(abs(slope / expected - 1))
+    assert max(errors) == pytest.approx(0.26, abs=0.02)
+
+
 def test_the_exact_form_refuses_to_keep_its_output():
     with pytest.raises(ValueError, match="needs approximate='rational'"):
         iglu.iglu(torch.randn(3), save="output")

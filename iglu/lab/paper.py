@@ -1,16 +1,80 @@
-"""The published numbers, read from paper.toml."""
+"""The published numbers, read from paper.toml: as printed, and as they should have been."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
+
+from iglu.lab.recipes import Recipe, get_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+RUN_TABLES = (2, 3, 4)  # those that training fills
+
+
+class Published(NamedTuple):
+    """One number of a table; ``right`` is what to compare with, and differs where there is an erratum."""
+
+    printed: float
+    right: float
+    how: str = ""  # how the erratum is known; empty where there is none
+
+    @property
+    def is_erratum(self) -> bool:
+        return bool(self.how)
+
+
+class Column(NamedTuple):
+    """One figure of one recipe: a column of numbers."""
+
+    heading: str  # shared by the figures of one recipe
+    figure: str
+    recipe: Recipe  # with the activation and seed still to be set
+    is_published: bool = True
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.figure != "test_acc"
+
+
+class Table(NamedTuple):
+    """A table of runs: activations down, figures of recipes across."""
+
+    number: int
+    caption: str
+    setup: str
+    columns: tuple[Column, ...]
+    rows: dict[str, tuple[Published | None, ...]]  # by activation, a number a column
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Each recipe once, in the order of the columns."""
+        return tuple(dict.fromkeys(column.recipe for column in self.columns))
+
+
+class TailRow(NamedTuple):
+    """A row of Table 5: a trained network and the tail index of its pre-activations."""
+
+    model: str
+    norm: str  # empty without normalisation
+    recipe: Recipe  # with the activation set
+    alpha: Published | None  # None where the paper's run diverged
+    sigma: float | None  # what the paper calls optimal
+    outcome: str = ""
+
+
+class Erratum(NamedTuple):
+    """What is wrong in the paper, what is right, and how that is known."""
+
+    place: str
+    printed: str | float
+    right: str | float
+    how: str
 
 
 @functools.cache
@@ -26,3 +90,62 @@ def table1() -> dict[str, dict[str, float]]:
     return {
         name: dict(zip(columns, numbers, strict=True)) for name, numbers in paper()["table1"]["rows"].items()
     }
+
+
+@functools.cache
+def run_table(number: int) -> Table:
+    """Table 2, 3 or 4."""
+    if number not in RUN_TABLES:
+        raise ValueError(f"Tables of runs are {RUN_TABLES}, got {number}")
+    content = paper()[f"table{number}"]
+    columns = tuple(
+        Column(
+            group["heading"],
+            figure,
+            get_recipe(group["recipe"]).but(**group.get("changes", {})),
+            group.get("published", True),
+        )
+        for group in content["columns"]
+        for figure in group["figures"]
+    )
+    rows = {}
+    for activation, printed in content["rows"].items():
+        numbers = iter(printed)
+        rows[activation] = tuple(
+            _published(f"table{number}", activation, column.heading, column.figure, next(numbers))
+            if column.is_published
+            else None
+            for column in columns
+        )
+    return Table(number, content["caption"], content["setup"], columns, rows)
+
+
+@functools.cache
+def table5() -> tuple[TailRow, ...]:
+    """Networks with and without normalisation."""
+    return tuple(
+        TailRow(
+            row["model"],
+            row["norm"],
+            get_recipe(row["recipe"]).but(activation=row["activation"], norm=bool(row["norm"])),
+            _published("table5", row["model"], row["norm"], "alpha", row["alpha"])
+            if "alpha" in row
+            else None,
+            row.get("sigma"),
+            row.get("outcome", ""),
+        )
+        for row in paper()["table5"]["rows"]
+    )
+
+
+def errata() -> tuple[Erratum, ...]:
+    """All of them, in the order of the paper."""
+    return tuple(Erratum(**{name: row[name] for name in Erratum._fields}) for row in paper()["errata"])
+
+
+def _published(table: str, row: str, heading: str, figure: str, printed: float) -> Published:
+    where = {"table": table, "row": row, "heading": heading, "figure": figure}
+    for erratum in paper()["errata"]:
+        if all(erratum.get(key) == value for key, value in where.items()):
+            return Published(printed, erratum["right"], erratum["how"])
+    return Published(printed, printed)

@@ -58,13 +58,13 @@ def test_a_saved_transformer_is_probed_on_random_tokens_and_says_so(tmp_path, ca
 def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
     pytest.importorskip("sklearn")
-    from iglu.lab.probe_observer import TailObserver
-    from iglu.lab.recipes import RECIPES
-    from iglu.lab.train import fit
+    from iglu.lab import train_command
+    from iglu.lab.results import read_runs
 
-    recipe = RECIPES["digits"].but(epochs=2, epoch_steps=2, activation="iglu:0.5")
-    run = fit(recipe, out=tmp_path / "runs", observers=[TailObserver(every=2)])
-    plain = fit(recipe, out=tmp_path / "plain")
+    flags = ["digits", "--epochs", "2", "--epoch-steps", "2", "--activation", "iglu:0.5", "--out"]
+    assert train_command.main([*flags, str(tmp_path / "runs"), "--tails", "2"]) == 0
+    assert train_command.main([*flags, str(tmp_path / "plain")]) == 0
+    (run,), (plain,) = (read_runs(tmp_path / name)[0] for name in ("runs", "plain"))
     assert "tails" not in run.history[0]
     assert all(each["alpha"] > 0 for each in run.history[1]["tails"].values())
     assert len(run.history[1]["tails"]) == 7

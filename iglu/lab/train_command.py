@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu.lab.data import data_folder
+from iglu.lab.probe_observer import TailObserver
 from iglu.lab.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
 from iglu.lab.runfolder import FolderInUseError
@@ -30,6 +31,15 @@ class Command:
     """Folder in which the run gets a folder of its own."""
     tensorboard: bool = False
     """Also write the figures for TensorBoard."""
+    tails: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Every N epochs, and after the last, add the tail index of each layer to the metrics."""
+
+    def observers(self) -> list[Observer]:
+        return [
+            Display(),
+            *([TensorBoard()] if self.tensorboard else []),
+            *([TailObserver(self.tails)] if self.tails is not None else []),
+        ]
 
 
 def main(argv: list[str]) -> int:
@@ -42,11 +52,9 @@ def main(argv: list[str]) -> int:
             Command, args=argv[1:], default=Command(recipe), prog=f"iglu train {argv[0]}",
             description=f"Train {argv[0]}; the same command goes on with a run that was stopped or killed.",
         )  # fmt: skip
-        observers: list[Observer] = [Display(), *([TensorBoard()] if command.tensorboard else [])]
         with StopOnSignal().installed() as stop:
-            run = fit(
-                command.recipe, data=data_folder(command.data), out=command.out, observers=[*observers, stop]
-            )
+            observers = [*command.observers(), stop]
+            run = fit(command.recipe, data=data_folder(command.data), out=command.out, observers=observers)
     except (FolderInUseError, OSError, ValueError, ImportError) as error:
         hint = "; the same command goes on when there is room" if _is_full_disk(error) else ""
         print(f"iglu train: {error}{hint}", file=sys.stderr)

@@ -215,5 +215,5 @@ class _Sample:
         positions = ((torch.arange(count) + draws[0]) * (m / count)).long().clamp_(max=m - 1)
         values = torch.cat([self.values.to(flat), flat[positions.to(flat.device)]])
         keys = torch.cat([self.keys, draws[1] * highest])
-        self.keys, order = keys.topk(min(self.size, len(keys)), largest=False)
+        self.keys, order = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
         self.values = values[order.to(flat.device)]

@@ -239,6 +239,19 @@ def test_moments_of_float32_are_right_to_four_digits():
     assert stream.moments().kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-4)
 
 
+def test_batches_share_the_sample_by_their_sizes_also_when_the_first_ones_fit_whole():
+    sizes = torch.tensor([30.0, 50.0, 1000.0, 200.0])
+    counts = torch.zeros(4)
+    for seed in range(400):
+        stream = Stream(keep=2, sample=100, seed=seed)
+        for number, size in enumerate(sizes.int().tolist()):
+            stream.add(torch.full((size,), float(number)))
+        counts += torch.bincount(stream.sample().long(), minlength=4)
+    expected = sizes / sizes.sum() * counts.sum()
+    # Values that were kept whole are drawn from twice, which doubles the variance of a count at most.
+    assert ((counts - expected).abs() < 4 * (2 * expected).sqrt()).all(), (counts, expected)
+
+
 def test_every_batch_is_as_likely_in_the_sample_as_any_other():
     counts = torch.zeros(8)
     for seed in range(20):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from iglu.lab.bench.pictures import BLUE, GREEN, OTHER, VERMILION
+from iglu.lab.style import BLUE, GREEN, OTHER, VERMILION, pictures, save
 from iglu.probing import Layer, Probe
 from iglu.probing.table import Row
 
@@ -18,9 +18,6 @@ _PANELS = 12  # Hill and quantile plots of so many layers, spread over the depth
 def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
     """Write all pictures that the layers allow, as PNG and SVG, with sigma by ``rule``; the paths of the PNG
     files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     rows = [row for row in probe.rows(rule) if "alpha" in row]
     if not rows:
         return []
@@ -28,23 +25,13 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
     chosen = layers
     if len(layers) > _PANELS:
         chosen = [layers[round(i * (len(layers) - 1) / (_PANELS - 1))] for i in range(_PANELS)]
-    figures = {
-        "hill": _panels(chosen, _hill),
-        "quantiles": _panels(chosen, _quantiles),
-        "depth": _depth(rows),
-    }
-    return [_save(figure, folder, name) for name, figure in figures.items()]
-
-
-def _save(figure: Any, folder: Path, name: str) -> Path:
-    import matplotlib.pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".svg"))
-    plt.close(figure)
-    return path
+    with pictures():
+        figures = {
+            "hill": _panels(chosen, _hill),
+            "quantiles": _panels(chosen, _quantiles),
+            "depth": _depth(rows),
+        }
+        return [save(figure, folder, name) for name, figure in figures.items()]
 
 
 def _panels(layers: list[Layer], fill: Any) -> Any:
@@ -52,9 +39,7 @@ def _panels(layers: list[Layer], fill: Any) -> Any:
 
     columns = min(4, len(layers))
     lines = math.ceil(len(layers) / columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(3.2 * columns, 2.5 * lines), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.5 * lines), squeeze=False)
     for axis in axes.flat[len(layers) :]:
         axis.set_axis_off()
     for axis, layer in zip(axes.flat, layers, strict=False):
@@ -99,9 +84,7 @@ def _depth(rows: list[Row]) -> Any:
     import matplotlib.pyplot as plt
 
     places = range(len(rows))
-    figure, axes = plt.subplots(
-        3, 1, figsize=(max(5.0, 2 + 0.32 * len(rows)), 6.5), sharex=True, layout="constrained"
-    )
+    figure, axes = plt.subplots(3, 1, figsize=(max(5.0, 2 + 0.32 * len(rows)), 6.5), sharex=True)
     for place, row in zip(places, rows, strict=True):
         axes[0].plot(
             [place, place], [row["excess_low"], row["excess_high"] or row["excess"]], color=OTHER, linewidth=3

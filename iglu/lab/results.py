@@ -21,12 +21,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from iglu import zoo
 from iglu.lab.checkpoint import newest_checkpoint
-from iglu.lab.recipes import Recipe
+from iglu.lab.recipes import RECIPES, Recipe
 
 Row = dict[str, Any]
 
 RECIPE, PROVENANCE, METRICS, STATE = "recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json"
+
+# What a table shows of an epoch: one or the other, by the kind of data.
+FIGURES = frozenset(("test_acc", "perplexity"))
 
 # What differs between two runs that are equal: time, and what is made of it.
 TIMINGS = ("seconds", "test_seconds", "rate")
@@ -62,6 +66,17 @@ class Run:
         sign = -1 if self.figure == "perplexity" else 1
         return max(self.history, key=lambda row: sign * row[self.figure])
 
+    def is_done_for(self, recipe: Recipe) -> bool:
+        """Whether nothing is left to do for ``recipe``, which may ask for more epochs than this run's: it
+        diverged, or has them all."""
+        done = len(self.history) if self.status in ("finished", "stopped") else 0
+        return self.status == "diverged" or done >= recipe.last_epoch
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it may enter a mean: it has every epoch it was to have, and did not diverge."""
+        return self.status != "diverged" and bool(self.history) and self.is_done_for(self.recipe)
+
     def without_timings(self) -> list[Row]:
         """The history as far as it must be the same each time."""
         return [{key: row[key] for key in row if key not in TIMINGS} for row in self.history]
@@ -80,31 +95,59 @@ class Run:
 
 def read_run(folder: Path | str) -> Run:
     """The run in ``folder``; a ValueError says what is wrong with it."""
-    folder = Path(folder)
-    try:
-        recipe = Recipe.from_dict(json.loads((folder / RECIPE).read_text()))
-        state = json.loads(_text(folder / STATE) or '{"status": "unfinished"}')
-        history = [json.loads(line) for line in _text(folder / METRICS).splitlines()]
-        return Run(folder, recipe, state["status"], tuple(history), state.get("message", ""))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{folder} cannot be read: {error}") from error
+    bad_lines: list[str] = []
+    run = _read(Path(folder), bad_lines)
+    if bad_lines:
+        raise ValueError(f"{folder} cannot be read: {bad_lines[0]}")
+    return run
 
 
 def read_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
-    """Every run below ``folder``, and what is wrong with the folders that cannot be read."""
+    """Every run below ``folder``, and what is wrong: folders that cannot be read, and lines of metrics, which
+    are left out."""
     complaints: list[str] = []
 
     def read(path: Path) -> Run | None:
         try:
-            return read_run(path.parent)
+            return _read(path.parent, complaints)
         except ValueError as error:
             complaints.append(str(error))
             return None
 
     runs = [read(path) for path in sorted(Path(folder).rglob(RECIPE))]
     return [run for run in runs if run is not None], complaints
+
+
+def _read(folder: Path, bad_lines: list[str]) -> Run:
+    try:
+        recipe = Recipe.from_dict(json.loads((folder / RECIPE).read_text()))
+        state = json.loads(_text(folder / STATE) or '{"status": "unfinished"}')
+        history = _history(folder / METRICS, bad_lines)
+        return Run(folder, recipe, state["status"], history, state.get("message", ""))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder} cannot be read: {error}") from error
+
+
+def _history(path: Path, bad_lines: list[str]) -> tuple[Row, ...]:
+    rows = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        row = _epoch(line)
+        if row is None:
+            bad_lines.append(f"line {number} of {path} is not an epoch's figures")
+        else:
+            rows.append(row)
+    return tuple(rows)
+
+
+def _epoch(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_epoch = isinstance(row, dict) and "epoch" in row and not FIGURES.isdisjoint(row)
+    return row if is_epoch else None
 
 
 def _text(path: Path) -> str:
@@ -153,3 +196,83 @@ def paired_difference(runs: Sequence[Run], reference: Sequence[Run], figure: str
     order, the long tail's choice) cancels, so that the interval is narrower than that of either mean."""
     other = {run.recipe.seed: run.last[figure] for run in reference}
     return estimate(run.last[figure] - other[run.recipe.seed] for run in runs if run.recipe.seed in other)
+
+
+# -- runs beside each other ------------------------------------------------------------------------
+
+REFERENCES = ("relu", "gelu")  # what every activation is set beside
+
+
+class Summary(NamedTuple):
+    """One activation in one setting: the last epoch over seeds, alone and beside the references."""
+
+    setting: str
+    activation: str
+    figure: str
+    mean: Estimate
+    differences: dict[str, Estimate]  # by reference, over the seeds that both have
+
+
+def setting_of(recipe: Recipe) -> Recipe:
+    """What runs have in common that may be compared: all but activation, seed and the way of execution."""
+    plain = Recipe(recipe.name, recipe.dataset, recipe.model)
+    execution = recipe.as_dict().keys() - recipe.identity().keys()
+    same = {name: getattr(plain, name) for name in ("activation", "seed", *execution)}
+    if recipe.last_epoch < recipe.epochs:
+        same["stop_after"] = recipe.last_epoch  # figures of another epoch
+    return recipe.but(**same)
+
+
+def setting_label(recipe: Recipe) -> str:
+    """The recipe's name and what differs from the recipe of that name.
+
+    >>> setting_label(RECIPES["digits-lt"].but(ratio=100.0, activation="gelu"))
+    'digits-lt ratio=100'
+    """
+    base = RECIPES.get(recipe.name) or Recipe(recipe.name, recipe.dataset, recipe.model)
+    words = [recipe.name]
+    for name, value in setting_of(recipe).as_dict().items():
+        if name not in ("activation", "seed") and value != getattr(setting_of(base), name):
+            words.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return " ".join(words)
+
+
+def by_setting(runs: Iterable[Run]) -> dict[Recipe, dict[str, list[Run]]]:
+    """Runs that may be compared, by activation in the order of the zoo; of two that repeat each other the
+    first."""
+    groups: dict[Recipe, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        activations = groups.setdefault(setting_of(run.recipe), {})
+        activations.setdefault(str(zoo.parse(run.recipe.activation)), {}).setdefault(run.recipe.seed, run)
+    return {
+        setting: {name: list(activations[name].values()) for name in sorted(activations, key=_activation_order)}
+        for setting, activations in groups.items()
+    }
+
+
+def summarise(
+    runs: Iterable[Run], figure: str | None = None, references: Sequence[str] = REFERENCES
+) -> list[Summary]:
+    """Means over the seeds of sound runs and seed-paired differences, in every setting; of ``figure``, or of
+    the one that tables show."""
+    rows = []
+    for setting, activations in by_setting(run for run in runs if run.is_sound).items():
+        for activation, mine in activations.items():
+            shown = mine[0].figure if figure is None else figure
+            having = {name: [run for run in group if shown in run.last] for name, group in activations.items()}
+            if not having[activation]:
+                continue
+            seeds = {run.recipe.seed for run in having[activation]}
+            differences = {
+                name: paired_difference(having[activation], having[name], shown)
+                for name in references
+                if name != activation and any(run.recipe.seed in seeds for run in having.get(name, ()))
+            }
+            mean = estimate(run.last[shown] for run in having[activation])
+            rows.append(Summary(setting_label(setting), activation, shown, mean, differences))
+    return rows
+
+
+def _activation_order(activation: str) -> tuple[int, bool, float]:
+    spec = zoo.parse(activation)
+    return list(zoo.ZOO).index(spec.name), spec.learnable, spec.sigma or 0.0

@@ -166,20 +166,21 @@ class _Largest:
             threshold = self.values[-1].item()
         elif len(maxima) > self.keep:
             # As many values as blocks are at least as large as the least of their maxima.
-            threshold = maxima.topk(self.keep).values[-1].item() * (1 - _SLACK)
+            threshold = maxima.topk(self.keep, sorted=False).values.min().item() * (1 - _SLACK)
         else:
             threshold = 0.0
         blocks = (maxima >= threshold * (1 - _SLACK) - _SMALLEST).nonzero().squeeze(1)
         whole = len(flat) // _BLOCK
-        is_last = blocks >= whole  # which is shorter
-        full = flat[: whole * _BLOCK].view(-1, _BLOCK).index_select(0, blocks[~is_last]).abs()
-        rest = flat[whole * _BLOCK :].abs() if is_last.any() else flat[:0]
-        in_full, column = above(full, threshold).nonzero(as_tuple=True)
-        (in_rest,) = above(rest, threshold).nonzero(as_tuple=True)
-        values = torch.cat([full[in_full, column], rest[in_rest]])
-        return values.to(maxima.dtype), torch.cat(
-            [blocks[in_full] * _BLOCK + column, in_rest + whole * _BLOCK]
-        )
+        if whole < len(maxima) and len(blocks) and blocks[-1] == whole:  # the last is shorter
+            rest, blocks = flat[whole * _BLOCK :].abs(), blocks[:-1]
+        else:
+            rest = flat[:0]
+        full = flat[: whole * _BLOCK].view(-1, _BLOCK).index_select(0, blocks).abs().view(-1)
+        in_full, in_rest = (above(part, threshold).nonzero().squeeze(1) for part in (full, rest))
+        values = torch.cat([full[in_full], rest[in_rest]])
+        in_blocks = torch.div(in_full, _BLOCK, rounding_mode="floor")
+        positions = blocks[in_blocks] * _BLOCK + in_full - in_blocks * _BLOCK
+        return values.to(maxima.dtype), torch.cat([positions, in_rest + whole * _BLOCK])
 
     def take(self, values: Tensor, rows: Tensor) -> None:
         values = torch.cat([self.values.to(values), values])
@@ -189,31 +190,30 @@ class _Largest:
 
 
 class _Sample:
-    """A sample to which every value so far is as likely to belong as any other.
+    """A sample in which every value so far has the same expected share; all of them while they fit.
 
-    It holds the values whose random keys are smallest.  Keys are drawn only for values that stay: of m new
-    ones, as many as a binomial law says have a key below the largest one kept, one from each of as many
-    equal stretches.
+    Each of its slots takes one of m new values with probability m/n, n counting these too.  Those that do
+    share them out, one from each of as many equal stretches.
     """
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = size
         self.values = torch.empty(0)
-        self.keys = torch.empty(0, dtype=torch.float64)
+        self.seen = 0
         self.generator = torch.Generator().manual_seed(seed)
 
     def add(self, flat: Tensor) -> None:
-        m = len(flat)
-        highest = self.keys.max().item() if len(self.keys) == self.size else 1.0
-        # Of m keys, the largest of the `size` smallest lies below this but for one time in a billion.
-        highest = min(highest, (self.size + 6 * math.sqrt(self.size) + 10) / m)
-        probability = torch.tensor(highest, dtype=torch.float64)
-        count = int(torch.binomial(torch.tensor(float(m), dtype=torch.float64), probability, self.generator))
-        if count == 0:
+        m, kept = len(flat), self.values.to(flat)
+        self.seen += m
+        if self.seen <= self.size:
+            self.values = torch.cat([kept, flat])
             return
-        draws = torch.rand(2, count, dtype=torch.float64, generator=self.generator)
-        positions = ((torch.arange(count) + draws[0]) * (m / count)).long().clamp_(max=m - 1)
-        values = torch.cat([self.values.to(flat), flat[positions.to(flat.device)]])
-        keys = torch.cat([self.keys, draws[1] * highest])
-        self.keys, order = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
-        self.values = values[order.to(flat.device)]
+        if 0 < len(kept) < self.size:
+            kept = kept[torch.randint(len(kept), (self.size,), generator=self.generator).to(flat.device)]
+        draws = torch.rand(2, self.size, generator=self.generator)
+        slots = (draws[0] < m / self.seen).nonzero().squeeze(1)
+        count = len(slots)
+        # in float64, as float32 cannot count beyond 2^24
+        places = ((torch.arange(count) + draws[1, :count].double()) * (m / max(count, 1))).long()
+        new = flat[places.clamp_(max=m - 1).to(flat.device)]
+        self.values = new if count == self.size else kept.index_copy(0, slots.to(flat.device), new)

@@ -1,7 +1,6 @@
 """Rows of results as pictures: time against size, bars, training speed.  PNG and SVG.
 
-Colours are those of Okabe and Ito, which people see alike whatever their colour vision; ours are also drawn
-thicker and direct or compiled forms dashed or dotted, so that nothing hangs on colour alone.
+Ours are drawn thicker and direct or compiled forms dashed or dotted, so that nothing hangs on colour alone.
 """
 
 from __future__ import annotations
@@ -13,41 +12,27 @@ from typing import Any
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.tables import Row, row_label
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
+from iglu.lab.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour, pictures, save
 
-VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY = "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-_COLOURS = {
-    "iglu": BLUE, "iglu_approx": VERMILION, "relu": "#000000", "gelu": GREEN, "silu": PURPLE,
-    "gelu_tanh": ORANGE, "identity": "#999999",
-}  # fmt: skip
-_MARKERS = {"iglu": "o", "iglu_approx": "s", "relu": "^", "gelu": "D", "silu": "v", "gelu_tanh": "P"}
 _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
-OTHER, DIRECT_GREY = "#BBBBBB", "#7F7F7F"
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Every picture these rows allow, written to ``folder``; the paths of the PNG files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    style = {
-        "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-        "grid.color": "#E5E5E5", "axes.axisbelow": True, "legend.frameon": False, "svg.fonttype": "none",
-        "figure.constrained_layout.use": True, "axes.titlesize": 10, "axes.titleweight": "bold",
-    }  # fmt: skip
-    pictures = []
-    with matplotlib.rc_context(style):
+    written = []
+    with pictures():
         for key, group in _groups(rows, "operation", ("device", "dtype", "threads")).items():
             device, dtype, threads = key
             name = f"{device.replace(':', '')}-{dtype}-{threads}t"
             for elements in sorted({row["elements"] for row in group}):
                 chosen = [row for row in group if row["elements"] == elements]
-                pictures.append(_save(_bars(chosen), folder, f"bars-{name}-{elements}"))
+                written.append(save(_bars(chosen), folder, f"bars-{name}-{elements}"))
             if len({row["elements"] for row in group}) > 1:
-                pictures.append(_save(_sizes(group), folder, f"sizes-{name}"))
+                written.append(save(_sizes(group), folder, f"sizes-{name}"))
         for key, group in _groups(rows, "training", ("model", "device", "threads")).items():
             model, device, threads = key
-            pictures.append(_save(_training(group), folder, f"{model}-{device.replace(':', '')}-{threads}t"))
-    return pictures
+            written.append(save(_training(group), folder, f"{model}-{device.replace(':', '')}-{threads}t"))
+    return written
 
 
 def _groups(rows: Sequence[Row], kind: str, fields: tuple[str, ...]) -> dict[tuple[Any, ...], list[Row]]:
@@ -56,17 +41,6 @@ def _groups(rows: Sequence[Row], kind: str, fields: tuple[str, ...]) -> dict[tup
         if row["kind"] == kind:
             groups.setdefault(tuple(row[field] for field in fields), []).append(row)
     return groups
-
-
-def _save(figure: Any, folder: Path, name: str) -> Path:
-    import matplotlib.pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".svg"))
-    plt.close(figure)
-    return path
 
 
 def _bar_colour(row: Row) -> str:
@@ -130,7 +104,7 @@ def _sizes(rows: Sequence[Row]) -> Any:
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
     figure, axes = plt.subplots(1, len(passes), figsize=(3.1 * len(passes), 3.9), sharey=True, squeeze=False)
     for axis, name in zip(axes[0], passes, strict=True):
-        chosen = [row for row in rows if row["pass"] == name and row["activation"] in _MARKERS]
+        chosen = [row for row in rows if row["pass"] == name and row["activation"] in MARKERS]
         for line in dict.fromkeys((row["activation"], row["kernel"]) for row in chosen):
             points = sorted(
                 (row for row in chosen if (row["activation"], row["kernel"]) == line),
@@ -139,7 +113,7 @@ def _sizes(rows: Sequence[Row]) -> Any:
             first = points[0]
             axis.plot(
                 [row["elements"] for row in points], [row["seconds"]["median"] * 1e6 for row in points],
-                color=_COLOURS[first["activation"]], marker=_MARKERS[first["activation"]], markersize=4,
+                color=colour(first["activation"]), marker=MARKERS[first["activation"]], markersize=4,
                 linewidth=2.2 if first["is_ours"] else 1.1, label=row_label(first),
                 linestyle=_LINES.get(first["kernel"], "-"),
             )  # fmt: skip

@@ -117,11 +117,7 @@ def tables_of(rows: Sequence[Row], against: Sequence[str]) -> list[Table]:
     operations = [row for row in rows if row["kind"] == "operation"]
     training = [row for row in rows if row["kind"] == "training"]
     references = [name for name in against if name != "identity"] or list(against)
-    papers_own = [
-        row
-        for row in operations
-        if row["elements"] == 10_000 and row["dtype"] == "float32" and "identity" in row["ratios"]
-    ]
+    papers_own = [row for row in operations if is_papers_setting(row)]
     result = [
         _beside_the_paper([row for row in papers_own if row["threads"] == threads])
         for threads in _distinct(papers_own, lambda row: row["threads"])
@@ -135,6 +131,16 @@ def tables_of(rows: Sequence[Row], against: Sequence[str]) -> list[Table]:
         group = [row for row in training if (row["model"], row["device"], row["threads"]) == key]
         result.append(_training(group))
     return result
+
+
+def is_papers_setting(row: Row) -> bool:
+    """Whether a row belongs into Table 1, whose times are multiples of Identity's."""
+    return row["elements"] == 10_000 and row["dtype"] == "float32" and "identity" in row["ratios"]
+
+
+def is_published(row: Row) -> bool:
+    """Whether the paper's number for the activation stands beside this row, not beside its direct form."""
+    return row["kernel"] in (TORCH, "auto") and row["activation"] in table1()
 
 
 def _beside_the_paper(rows: Sequence[Row]) -> Table:
@@ -153,8 +159,7 @@ def _beside_the_paper(rows: Sequence[Row]) -> Table:
         line = [row_label(row)]
         for column in columns:
             if isinstance(column, str):
-                shown = name in published and kernel in (TORCH, "auto")
-                line.append(f"{published[name][column]:.2f}" if shown else "")
+                line.append(f"{published[name][column]:.2f}" if is_published(row) else "")
             elif column[0] == "cuda" and not has_gpu:
                 line.append(NOT_RUN)
             else:

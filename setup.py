@@ -52,7 +52,7 @@ def entry() -> list[Extension]:
         Extension(
             "iglu._entry",
             sources=[f"{CPU}/entry.cpp"],
-            depends=[f"{CPU}/loops.h"],
+            depends=[f"{CPU}/loops.h", f"{CPU}/tensors.h"],
             define_macros=[("IGLU_BUILT_FOR", f'"{torch.__version__}"')],
             include_dirs=cpp_extension.include_paths(),
             library_dirs=cpp_extension.library_paths(),

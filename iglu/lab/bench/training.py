@@ -30,8 +30,7 @@ import iglu
 from iglu import backend
 from iglu.lab.bench.subjects import DIRECT, TORCH, Direct, has_direct_form, is_ours
 from iglu.lab.bench.timing import Block, Rounds, Spread
-from iglu.lab.models.gpt2 import Block as GPT2Block
-from iglu.lab.models.gpt2 import GPT2Config
+from iglu.lab.models.gpt2 import GPT2Config, gpt2_block
 from iglu.lab.models.resnet import resnet20
 from iglu.zoo import parse
 
@@ -73,7 +72,7 @@ def gpt2_block_workload(sequences: int = 4, config: GPT2Config | None = None) ->
 
     return Workload(
         "gpt2_block", f"GPT-2 block, width {config.width}, {sequences} x {config.context} tokens", "tokens",
-        sequences * config.context, functools.partial(GPT2Block, config), example, F.mse_loss,
+        sequences * config.context, functools.partial(gpt2_block, config), example, F.mse_loss,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor, arange, nn
 from torch.nn import functional as F
 
+from iglu.lab.models.transformer import Block, layer_norm
+
 
 @dataclass(frozen=True)
 class GPT2Config:
@@ -28,48 +30,10 @@ class GPT2Config:
             )
 
 
-def _norm(width: int, norm: bool) -> nn.Module:
-    return nn.LayerNorm(width) if norm else nn.Identity()
-
-
-class Attention(nn.Module):
-    """Causal self-attention; one matrix makes queries, keys and values."""
-
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.dropout = config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return mixed
-
-
-class Block(nn.Module):
-    """Attention, then the feed-forward layer in which the activation lives, each around a residual."""
-
-    def __init__(
-        self, config: GPT2Config, make_activation: Callable[[], nn.Module] = nn.GELU, norm: bool = True
-    ) -> None:
-        super().__init__()
-        self.norm1 = _norm(config.width, norm)
-        self.attention = Attention(config)
-        self.norm2 = _norm(config.width, norm)
-        self.up = nn.Linear(config.width, 4 * config.width)
-        self.activation = make_activation()
-        self.down = nn.Linear(4 * config.width, config.width)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        result: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm2(x)))))
-        return result
+def gpt2_block(
+    config: GPT2Config, make_activation: Callable[[], nn.Module] = nn.GELU, norm: bool = True
+) -> Block:
+    return Block(config, make_activation, norm, bias=True, causal=True, hidden_dropout=False)
 
 
 class GPT2(nn.Module):
@@ -86,8 +50,8 @@ class GPT2(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, make_activation, norm) for _ in range(config.layers))
-        self.norm = _norm(config.width, norm)
+        self.blocks = nn.ModuleList(gpt2_block(config, make_activation, norm) for _ in range(config.layers))
+        self.norm = layer_norm(config.width, norm)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from iglu.lab.models.transformer import Block, layer_norm
 
 
 @dataclass(frozen=True)
@@ -31,49 +32,11 @@ class ViTConfig:
             )
 
 
-def _norm(width: int, norm: bool) -> nn.Module:
-    return nn.LayerNorm(width) if norm else nn.Identity()
-
-
 def sinusoidal_positions(count: int, width: int) -> Tensor:
     """sin and cos of position / 10000^(2i/width), in turn (Vaswani et al., 2017)."""
     rates = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], 2).reshape(count, width).float()
-
-
-class Attention(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.dropout = config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return mixed
-
-
-class Block(nn.Module):
-    def __init__(self, config: ViTConfig, make_activation: Callable[[], nn.Module], norm: bool) -> None:
-        super().__init__()
-        self.norm1 = _norm(config.width, norm)
-        self.attention = Attention(config)
-        self.norm2 = _norm(config.width, norm)
-        self.up = nn.Linear(config.width, 4 * config.width)
-        self.activation = make_activation()
-        self.down = nn.Linear(4 * config.width, config.width)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        hidden = self.dropout(self.activation(self.up(self.norm2(x))))
-        result: Tensor = x + self.dropout(self.down(hidden))
-        return result
 
 
 class ViT(nn.Module):
@@ -95,12 +58,15 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config = ViTConfig() if config is None else config
         self.patches = nn.Conv2d(3, config.width, config.patch, stride=config.patch)
-        self.norm = _norm(config.width, norm)
+        self.norm = layer_norm(config.width, norm)
         self.class_token = nn.Parameter(torch.randn(1, 1, config.width) * 0.02)
         count = (config.image // config.patch) ** 2 + 1
         # A function of the sizes, so no part of a checkpoint.
         self.register_buffer("positions", sinusoidal_positions(count, config.width), persistent=False)
-        self.blocks = nn.ModuleList(Block(config, make_activation, norm) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            Block(config, make_activation, norm, bias=False, causal=False, hidden_dropout=True)
+            for _ in range(config.layers)
+        )
         self.head = nn.Linear(config.width, classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint wheel pictures accuracy clean
+.PHONY: help demo test check-all lint docs wheel pictures accuracy clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
 	@echo "make test       set up, then the tests"
 	@echo "make lint       ruff and mypy"
 	@echo "make check-all  lint, the tests, and what takes minutes"
+	@echo "make docs       build the documentation site into build/site"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
 	@echo "make pictures   draw the pictures of the README"
@@ -44,17 +45,23 @@ lint: $(VENV)/test.stamp
 	$(BIN)/mypy
 
 # Triton is a gigabyte, so only here.
-check-all: lint test
+check-all: lint test docs
 	$(PIP) triton
 	$(BIN)/pytest tests/test_triton.py
 	$(BIN)/pytest -m slow
 	tools/check_wheel
+
+# The variable silences a notice of the theme about its own future.
+docs: $(VENV)/test.stamp
+	$(PIP) --no-build-isolation --editable '.[lab,docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(VENV)/test.stamp
 	tools/check_wheel
 
 pictures: $(VENV)/test.stamp
 	$(BIN)/python tools/pictures.py docs/images
+	$(BIN)/python tools/site_pictures.py docs/images
 
 accuracy: $(VENV)/test.stamp
 	$(BIN)/python tools/accuracy.py

@@ -7,6 +7,7 @@ the data folder is enough.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -33,9 +34,13 @@ IMAGE_SETS: dict[str, Callable[[Path], ImageSet]] = {
     "digits": lambda _: embedded.digits(),
 }
 
-# A ResNet by its depth, a transformer by its sizes; those the paper does not have are for small machines.
-MODELS: dict[str, int | ViTConfig | GPT2Config] = {
-    **{f"resnet{depth}": depth for depth in (8, 20, 32, 44, 56)},
+# Of images: called with the number of classes, make_activation, and whether there is normalisation.
+MakeImageModel = Callable[[int, Callable[[], nn.Module], bool], nn.Module]
+
+# A network of images by what makes it, a transformer by its sizes, of which the data decides some.  Those
+# the paper does not have are for small machines.
+MODELS: dict[str, MakeImageModel | ViTConfig | GPT2Config] = {
+    **{f"resnet{depth}": functools.partial(resnet, depth) for depth in (8, 20, 32, 44, 56)},
     "vit-tiny": ViTConfig(),
     "vit-mini": ViTConfig(image=32, patch=4, width=96, heads=3, layers=4),
     "gpt2-small": GPT2Config(),
@@ -123,14 +128,14 @@ class ImageTask(Task):
         self.std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
     def make_model(self) -> nn.Module:
-        size = MODELS[self.recipe.model]
-        if isinstance(size, ViTConfig):
+        model = MODELS[self.recipe.model]
+        if isinstance(model, GPT2Config):
+            raise ValueError(f"{self.recipe.model} reads text, {self.recipe.dataset} holds images")
+        if isinstance(model, ViTConfig):
             image = self.recipe.size or self.data.train.pixels.shape[-1]
-            config = dataclasses.replace(size, image=image, dropout=self.recipe.dropout)
-            return ViT(config, self.classes, self.make_activation, self.recipe.norm)
-        if isinstance(size, int):
-            return resnet(size, self.classes, self.make_activation, self.recipe.norm)
-        raise ValueError(f"{self.recipe.model} reads text, {self.recipe.dataset} holds images")
+            config = dataclasses.replace(model, image=image, dropout=self.recipe.dropout)
+            model = functools.partial(ViT, config)
+        return model(self.classes, self.make_activation, self.recipe.norm)
 
     def train_batch(self, rows: Tensor, part: slice, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -77,6 +77,37 @@ def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp
     assert "yes" in shown
 
 
+def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, capsys):
+    pytest.importorskip("lightning_fabric")
+    pytest.importorskip("sklearn")
+    from iglu.lab.recipes import RECIPES
+    from iglu.lab.train import fit
+
+    base = RECIPES["digits"].but(epochs=1, epoch_steps=3, activation="iglu:5")
+    runs = [fit(base.but(norm=norm), out=tmp_path / "runs") for norm in (True, False)]
+    diverged = fit(base.but(lr=1e30, clip=None), out=tmp_path / "runs")
+    assert diverged.status == "diverged"
+    flags = ["--batches", "1", "--no-pictures", "--out", str(tmp_path / "probes")]
+    assert command.main([str(tmp_path / "runs"), *flags]) == 0
+    shown = capsys.readouterr()
+    assert f"skipped: {diverged.folder.name} has no sound checkpoint (the run is diverged)" in shown.err
+    assert all((tmp_path / "probes" / run.folder.name / "probe.json").is_file() for run in runs)
+    assert command.main([str(diverged.folder), *flags]) == 2
+    assert "has a checkpoint to probe" in capsys.readouterr().err
+
+
+def test_a_saved_transformer_without_its_tokenizer_says_so(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=60, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "saved")
+    text = tmp_path / "text.txt"
+    text.write_text("A sentence, and another one. " * 50)
+    assert command.main([f"hf:{tmp_path / 'saved'}", "--text", str(text), "--out", str(tmp_path)]) == 2
+    assert "has no tokenizer, which --text needs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

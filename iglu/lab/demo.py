@@ -5,9 +5,7 @@ over several seeds on data that is already there, with means and intervals.  No 
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,12 @@ from iglu.lab import provenance
 from iglu.lab.bench.subjects import DIRECT, subjects
 from iglu.lab.bench.timing import Inputs, Rounds, Setting, block_of, calls_in_a_block, interleave
 from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.report.command import shipped_folders, write_report
+from iglu.lab.report.computed import negative_numbers
 from iglu.lab.results import Run, estimate, paired_difference
 from iglu.lab.storage import write_json
-from iglu.lab.train import fit
+from iglu.lab.sweep import Outcome, Watcher
+from iglu.lab.sweep_local import run_local
 
 ACTIVATIONS = ("relu", "gelu", "silu", "iglu:0.5", "iglu:1", "iglu:5", "iglu_approx:1")
 REFERENCE = "relu"
@@ -78,6 +79,9 @@ def main(argv: list[str]) -> int:
     figures = {"accuracy": accuracy, "speed": speed, "training": summary}
     write_json(flags.out / "demo.json", {**figures, "provenance": provenance.collect().as_dict()})
     console.print(f"Written: {flags.out}/demo.json, and {len(runs)} runs beside it, a folder each.")
+    console.rule("4. To look at: the paper's numbers beside these, and the function to play with")
+    page = write_report([flags.out, *shipped_folders()], flags.out / "report")
+    console.print(f"Open {page}", soft_wrap=True)
     return 0
 
 
@@ -88,8 +92,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def measure_accuracy(approximate: str, dtype: torch.dtype) -> dict[str, Any]:
     """This library and the formula as it is written, beside the truth in double precision, on every
-    negative number of a half precision and on 100,000 of float32, for sigma = 1."""
-    x = _negative_inputs(dtype)
+    negative number of a half precision and on a million of float32, for sigma = 1."""
+    x = negative_numbers(dtype)
     family = FAMILIES[approximate]
     truth = {"value": family.value(x.double(), 1.0), "gradient": family.slope(x.double(), 1.0)}
     row: dict[str, Any] = {"approximate": approximate, "dtype": str(dtype).removeprefix("torch.")}
@@ -106,14 +110,6 @@ def measure_accuracy(approximate: str, dtype: torch.dtype) -> dict[str, Any]:
         row[f"{who}_value_error"] = _worst_error(y.detach(), truth["value"])
         row[f"{who}_gradient_error"] = _worst_error(gradient, truth["gradient"])
     return row
-
-
-def _negative_inputs(dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float32:
-        return -torch.logspace(-6, 6, 100_000)
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    numbers = bits.view(dtype)
-    return numbers[(numbers < 0) & numbers.isfinite()]
 
 
 def _worst_error(found: Tensor, truth: Tensor) -> float:
@@ -179,28 +175,30 @@ def train_all(tasks: Sequence[Recipe], flags: Demo, console: Console) -> list[Ru
         task.but(activation=activation, seed=seed)
         for seed in range(flags.seeds) for task in tasks for activation in ACTIVATIONS
     ]  # fmt: skip
-    runs: list[Run] = []
-    # Fresh processes: a fork of one that has used threads may hang.
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(flags.jobs, mp_context=context) as pool,
-        Live(console=console, refresh_per_second=4) as live,
-    ):
-        waiting = [pool.submit(_fit, recipe, flags.out) for recipe in recipes]
-        for future in as_completed(waiting):
-            run = future.result()
-            runs.append(run)
-            if console.is_terminal:
-                live.update(_summary_table(summarise(runs), flags.seeds, len(recipes) - len(runs)))
-            else:
-                line = f"{len(runs):>3} of {len(recipes)}  {run.folder.name}  {_figures(run)}"
-                console.print(line, soft_wrap=True)
+    with Live(console=console, refresh_per_second=4) as live:
+        picture = _Picture(console, live, len(recipes), flags.seeds)
+        run_local(recipes, out=flags.out, jobs=flags.jobs, watcher=picture)
         live.update("")
-    return runs
+    return picture.runs
 
 
-def _fit(recipe: Recipe, out: Path) -> Run:
-    return fit(recipe, out=out)
+class _Picture(Watcher):
+    """The table of means as it fills; outside a terminal a line a run."""
+
+    def __init__(self, console: Console, live: Live, total: int, seeds: int) -> None:
+        self.console, self.live, self.total, self.seeds = console, live, total, seeds
+        self.runs: list[Run] = []
+
+    def ended(self, outcome: Outcome) -> None:
+        if outcome.run is None:
+            raise RuntimeError(f"{outcome.recipe.folder_name}: {outcome.failure}")
+        self.runs.append(outcome.run)
+        if self.console.is_terminal:
+            left = self.total - len(self.runs)
+            self.live.update(_summary_table(summarise(self.runs), self.seeds, left))
+        else:
+            line = f"{len(self.runs):>3} of {self.total}  {outcome.run.folder.name}  {_figures(outcome.run)}"
+            self.console.print(line, soft_wrap=True)
 
 
 def _figures(run: Run) -> str:

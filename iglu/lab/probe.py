@@ -6,6 +6,7 @@ whatever a function of yours makes (``package.module:make_model``).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -25,6 +26,7 @@ from rich.table import Table
 from torch import nn
 
 from iglu.lab import provenance
+from iglu.lab.recipes import Recipe
 from iglu.probing import Probe, probe
 from iglu.probing.sigma import Suggestion
 from iglu.probing.table import COLUMNS, cells, notes
@@ -74,6 +76,7 @@ class Subject(NamedTuple):
     batches: Iterable[Any]
     norm: str = ""
     note: str = ""
+    recipe: Recipe | None = None  # of a run of the lab
 
 
 class Found(NamedTuple):
@@ -120,12 +123,22 @@ def _named(text: str) -> Callable[..., Any]:
 
 def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
     from iglu.lab import results
+    from iglu.lab.checkpoint import newest_checkpoint
     from iglu.lab.tasks import load_task
 
     runs, complaints = results.read_runs(folder)
     if not runs:
         raise ValueError(f"No run in {folder}. {' '.join(complaints)}".rstrip())
+    trained = [run for run in runs if newest_checkpoint(run.folder)[0] is not None]
+    # Such as one that diverged before it was first saved.
     for run in runs:
+        if run not in trained:
+            complaints.append(f"{run.folder.name} has no sound checkpoint (the run is {run.status})")
+    for complaint in complaints:
+        print(f"iglu probe: skipped: {complaint}", file=sys.stderr)
+    if not trained:
+        raise ValueError(f"No run in {folder} has a checkpoint to probe")
+    for run in trained:
         task = load_task(run.recipe, flags.data)
         yield Subject(
             run.folder.name,
@@ -133,6 +146,7 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
             task.test_batches(),
             "yes" if run.recipe.norm else "no",
             f"the run is {run.status}" if run.status != "finished" else "",
+            run.recipe,
         )
 
 
@@ -159,9 +173,12 @@ def _saved_transformer(folder: Path, flags: Flags) -> Subject:
         note = "random tokens, for want of --text or --data: its tails are not those of real text"
         return Subject(folder.name, model, [{"input_ids": batch} for batch in tokens], note=note)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = tokenizer(flags.text.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False)[
-        "input_ids"
-    ]
+    text = flags.text.read_text(encoding="utf-8")
+    found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if text and not found:  # what transformers makes of a folder without one
+        raise ValueError(
+            f"{folder} has no tokenizer, which --text needs: save it there with tokenizer.save_pretrained"
+        )
     rows = torch.tensor(found[: len(found) // length * length]).view(-1, length)
     if len(rows) == 0:
         raise ValueError(f"{flags.text} has {len(found)} tokens, fewer than one row of {length}")
@@ -208,6 +225,9 @@ def show(found: Found, flags: Flags, console: Console) -> None:
     written = [folder / "probe.json"]
     body = json.loads(found.probe.to_json(flags.rule))
     body |= {"first_batch": found.first.rows(), "provenance": provenance.collect().as_dict()}
+    body["hill"] = _hill_curves(found.probe)
+    if found.subject.recipe is not None:
+        body["recipe"] = found.subject.recipe.as_dict()
     written[0].write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     if flags.pictures:
         from iglu.lab import probe_pictures
@@ -215,6 +235,20 @@ def show(found: Found, flags: Flags, console: Console) -> None:
         written += probe_pictures.draw(found.probe, flags.rule, folder)
     for path in written:
         console.print(f"wrote {path}", highlight=False, style="dim")
+
+
+def _hill_curves(found: Probe) -> dict[str, dict[str, list[float]]]:
+    """For a Hill plot of each layer that has an index: xi over k, its band, and a Gaussian's."""
+    curves = {}
+    for layer in found.layers:
+        with contextlib.suppress(ValueError):
+            curve = layer.index().hill.curve()
+            is_shown = (curve.k >= 10) & curve.xi.isfinite() & curve.xi_high.isfinite()
+            curves[layer.name] = {
+                name: [round(value, 5) for value in getattr(curve, name)[is_shown].tolist()]
+                for name in ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
+            }
+    return curves
 
 
 def side_by_side(everything: list[Found]) -> Table:

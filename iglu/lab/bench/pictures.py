@@ -28,7 +28,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
                 chosen = [row for row in group if row["elements"] == elements]
                 written.append(save(_bars(chosen), folder, f"bars-{name}-{elements}"))
             if len({row["elements"] for row in group}) > 1:
-                written.append(save(_sizes(group), folder, f"sizes-{name}"))
+                written.append(save(draw_sizes(group), folder, f"sizes-{name}"))
         for key, group in _groups(rows, "training", ("model", "device", "threads")).items():
             model, device, threads = key
             written.append(save(_training(group), folder, f"{model}-{device.replace(':', '')}-{threads}t"))
@@ -97,7 +97,7 @@ def _bars(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _sizes(rows: Sequence[Row]) -> Any:
+def draw_sizes(rows: Sequence[Row]) -> Any:
     """Time against size in log-log for the activations one chooses among; one panel a pass."""
     import matplotlib.pyplot as plt
 

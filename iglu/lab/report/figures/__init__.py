@@ -1,0 +1,25 @@
+"""The report's pictures, as PNG and SVG: the paper's figures made anew, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from iglu.lab.report.content import Curve, Figure
+from iglu.lab.report.figures.functions import function_figures
+from iglu.lab.report.figures.measured import measured_figures
+from iglu.lab.report.gather import Gathered
+from iglu.lab.style import pictures, save
+
+
+def draw_figures(found: Gathered, curves: Sequence[Curve], folder: Path) -> tuple[Figure, ...]:
+    """Draw everything that can be drawn; a picture that is there for want of whose data is removed."""
+    figures = []
+    with pictures():
+        for drawing in (*function_figures(), *measured_figures(found, curves)):
+            path = save(drawing.draw(), folder, drawing.key)
+            figures.append(Figure(drawing.key, drawing.title, drawing.alt, (path, path.with_suffix(".svg"))))
+    drawn = {path for figure in figures for path in figure.paths}
+    for stale in {*folder.glob("*.png"), *folder.glob("*.svg")} - drawn:
+        stale.unlink()
+    return tuple(figures)

@@ -1,0 +1,234 @@
+"""Pictures of what was measured: speed against size, curves over epochs, Hill plots, many to few shots."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from iglu import zoo
+from iglu.lab.bench.pictures import draw_sizes
+from iglu.lab.report.cells import FIGURE_LABELS
+from iglu.lab.report.content import Curve
+from iglu.lab.report.figures.drawing import Drawing
+from iglu.lab.report.gather import Gathered, ProbeRecord
+from iglu.lab.report.samples import Sample, samples
+from iglu.lab.results import Row, by_setting, setting_label
+from iglu.lab.style import BLACK, BLUE, OTHER, line
+
+_MOST_LINES = 12  # of curves in one picture
+_MOST_OF_A_KIND = 6
+_PANELS = 8  # Hill plots of so many layers, spread over the depth
+_SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
+
+
+def measured_figures(found: Gathered, curves: Sequence[Curve]) -> Iterator[Drawing]:
+    """Of each kind at most so many, for a sweep may have hundreds of settings; tables and page have all."""
+    for drawings in (_speeds(found), _all_curves(curves), _all_shots(found), _all_hills(found)):
+        yield from itertools.islice(drawings, _MOST_OF_A_KIND)
+
+
+def _key(text: str) -> str:
+    """Safe as a file's name and as an anchor.
+
+    >>> _key("curves-gpt2-python lr=0.002")
+    'curves-gpt2-python-lr-0.002'
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:100]
+
+
+# -- speed ---------------------------------------------------------------------------------------------
+
+
+def _speeds(found: Gathered) -> Iterator[Drawing]:
+    """For each device, precision and number of threads, the sitting with most sizes, the newest of equals."""
+    best: dict[tuple[str, str, int], tuple[int, list[Row]]] = {}
+    for bench in sorted(found.benches, key=lambda bench: bench.date, reverse=True):
+        groups: dict[tuple[str, str, int], list[Row]] = {}
+        for row in bench.rows:
+            if row["kind"] == "operation":
+                groups.setdefault((row["device"], row["dtype"], row["threads"]), []).append(row)
+        for key, rows in groups.items():
+            sizes = len({row["elements"] for row in rows})
+            if sizes > 1 and sizes > best.get(key, (0, []))[0]:
+                best[key] = (sizes, rows)
+    for (device, dtype, threads), (_, rows) in best.items():
+        yield Drawing(
+            _key(f"speed-{device}-{dtype}-{threads}t"),
+            f"Speed against size: {dtype}, {device}",
+            f"Microseconds a call against the number of elements in log-log, one panel a pass, for IGLU and "
+            f"IGLU-Approx of this library, their direct formulas, ReLU, GELU and SiLU; {dtype}, {device}, "
+            f"{threads} {'thread' if threads == 1 else 'threads'}.",
+            functools.partial(draw_sizes, rows),
+        )
+
+
+# -- curves --------------------------------------------------------------------------------------------
+
+
+def _all_curves(curves: Sequence[Curve]) -> Iterator[Drawing]:
+    recipes = dict.fromkeys(curve.recipe for curve in curves if len(curve.epochs) > 1)
+    for recipe in recipes:
+        mine = [curve for curve in curves if curve.recipe == recipe]
+        figures = [
+            name for name in ("train_loss", "test_loss", "test_acc", "perplexity")
+            if any(curve.figure == name for curve in mine)
+        ][:3]  # fmt: skip
+        seeds = sorted({curve.seeds for curve in mine})
+        count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        yield Drawing(
+            _key(f"curves-{recipe}"),
+            f"Training: {recipe}",
+            f"{', '.join(FIGURE_LABELS[name] for name in figures)} over epochs for "
+            f"{len({curve.activation for curve in mine})} activations: mean over {count} seeds, and where "
+            "there are several the 95% t-interval as a band.",
+            functools.partial(_draw_curves, mine, figures),
+        )
+
+
+def _draw_curves(curves: Sequence[Curve], figures: Sequence[str]) -> Any:
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(curve.activation for curve in curves))
+    shown = names[:_MOST_LINES]
+    figure, axes = plt.subplots(1, len(figures), figsize=(3.3 * len(figures), 3.5), squeeze=False)
+    for axis, name in zip(axes[0], figures, strict=True):
+        for curve in curves:
+            if curve.figure != name or curve.activation not in shown:
+                continue
+            style = line(curve.activation)
+            axis.plot(curve.epochs, curve.mean, label=zoo.parse(curve.activation).label, **style)
+            if curve.seeds > 1:
+                axis.fill_between(
+                    curve.epochs, curve.low, curve.high, color=style["color"], alpha=0.12, linewidth=0
+                )
+        _keep_to_means(axis, [curve for curve in curves if curve.figure == name])
+        axis.set(xlabel="epoch", title=FIGURE_LABELS[name])
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    left_out = f" ({len(names) - len(shown)} more in the tables)" if len(names) > len(shown) else ""
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=4, fontsize=8, title=left_out or None,
+        title_fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+def _keep_to_means(axis: Any, curves: Sequence[Curve]) -> None:
+    """A band of two seeds can be a hundred times as wide as all means lie apart."""
+    means = [value for curve in curves for value in curve.mean]
+    low, high = min(means), max(means)
+    margin = 0.15 * (high - low) or 1.0
+    axis.set_ylim(low - margin, high + margin)
+
+
+# -- many to few shots ---------------------------------------------------------------------------------
+
+
+def _all_shots(found: Gathered) -> Iterator[Drawing]:
+    for setting, by_activation in by_setting(run for run in found.runs if run.history).items():
+        chosen: dict[str, Sample] = {}
+        for name, runs in by_activation.items():
+            sample = next(iter(samples(runs, setting)), None)
+            if sample is not None and all(sample.having(figure) for figure in _SHOTS):
+                chosen[name] = sample
+        if chosen:
+            yield Drawing(
+                _key(f"shots-{setting_label(setting)}"),
+                f"Accuracy by the size of a class: {setting_label(setting)}",
+                "Test accuracy on classes with many, medium and few training images, a bar an activation, "
+                "with 95% t-intervals over seeds.",
+                functools.partial(_draw_shots, dict(list(chosen.items())[:_MOST_LINES])),
+            )
+
+
+def _draw_shots(chosen: dict[str, Sample]) -> Any:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(8.2, 1.2 + 0.26 * len(chosen)), sharey=True)
+    for axis, name in zip(axes, _SHOTS, strict=True):
+        for place, (activation, sample) in enumerate(chosen.items()):
+            found = sample.estimate(name)
+            if found is None:
+                continue
+            axis.barh(place, found.mean, height=0.7, color=line(activation)["color"])
+            if math.isfinite(found.low):
+                # Vermilion and black bars need a whisker that shows on both.
+                for colour, width in (("white", 3.4), (OTHER if activation == "relu" else BLACK, 1.2)):
+                    axis.plot([found.low, found.high], [place, place], color=colour, linewidth=width)
+        axis.set(xlabel=FIGURE_LABELS[name], xlim=(0, 103))
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
+    axes[0].set_yticks(range(len(chosen)), [zoo.parse(name).label for name in chosen])
+    axes[0].set_ylim(len(chosen) - 0.4, -0.6)
+    return figure
+
+
+# -- Hill plots ----------------------------------------------------------------------------------------
+
+_HILL = ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
+
+
+def _all_hills(found: Gathered) -> Iterator[Drawing]:
+    """Of probes whose file has the curve."""
+    for probe in found.probes:
+        hills = _hills(probe)
+        if hills:
+            yield Drawing(
+                _key(f"hill-{probe.name}"),
+                f"Hill plots: {probe.name}",
+                f"Hill's xi against k for {min(len(hills), _PANELS)} of {len(hills)} layers of {probe.name}, "
+                "with the 95% band it would have for independent values, beside the xi that a Gaussian gives "
+                "at the same k.",
+                functools.partial(_draw_hills, hills),
+            )
+
+
+def _hills(probe: ProbeRecord) -> dict[str, dict[str, list[float]]]:
+    body = probe.body.get("hill")
+    if not isinstance(body, dict):
+        return {}
+    return {
+        str(layer): curve for layer, curve in body.items()
+        if isinstance(curve, dict) and all(_is_row_of_numbers(curve.get(name)) for name in _HILL)
+        and len({len(curve[name]) for name in _HILL}) == 1
+    }  # fmt: skip
+
+
+def _is_row_of_numbers(values: Any) -> bool:
+    return (
+        isinstance(values, list) and len(values) > 1 and all(isinstance(each, int | float) for each in values)
+    )
+
+
+def _draw_hills(hills: dict[str, dict[str, list[float]]]) -> Any:
+    import matplotlib.pyplot as plt
+
+    names = list(hills)
+    if len(names) > _PANELS:
+        names = [names[round(i * (len(names) - 1) / (_PANELS - 1))] for i in range(_PANELS)]
+    highest = max(0.25, 1.15 * max(value for name in names for value in hills[name]["xi"]))
+    columns = min(4, len(names))
+    lines = math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(2.4 * columns, 0.6 + 2.0 * lines), squeeze=False, sharey=True
+    )
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis, name in zip(axes.flat, names, strict=False):
+        curve = hills[name]
+        axis.fill_between(curve["k"], curve["xi_low"], curve["xi_high"], color=BLUE, alpha=0.2, linewidth=0)
+        axis.plot(curve["k"], curve["xi"], color=BLUE, label="Hill's xi = 1/alpha, 95% if independent")
+        axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
+        axis.set_xscale("log")
+        axis.set_ylim(0, highest)
+        axis.set_title(name, fontsize=8)
+        axis.tick_params(labelsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("k", fontsize=8)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+    return figure

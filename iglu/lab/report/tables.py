@@ -1,0 +1,307 @@
+"""The paper's tables beside ours, in its layout, and tables of the same form for what it did not run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from iglu import zoo
+from iglu.lab import paper
+from iglu.lab.bench.subjects import DIRECT
+from iglu.lab.bench.tables import Table as BenchTable
+from iglu.lab.bench.tables import is_papers_setting, is_published, tables_of
+from iglu.lab.recipes import Recipe
+from iglu.lab.report.cells import (
+    FIGURE_LABELS,
+    MISSING,
+    NONE,
+    digits_of,
+    errata_of,
+    estimate_text,
+    number_text,
+    published_cell,
+)
+from iglu.lab.report.content import Cell, Table
+from iglu.lab.report.gather import Bench, Gathered
+from iglu.lab.report.probe_tables import own_probes, table5
+from iglu.lab.report.samples import (
+    MARKING_RULE,
+    Mark,
+    Sample,
+    difference,
+    differences,
+    failure,
+    marks,
+    samples,
+)
+from iglu.lab.results import Row, Run, by_setting, setting_label
+
+REFERENCE = "relu"
+
+_OURS_NOTE = (
+    "Ours: mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. "
+    "Difference: ours minus the published number, where that is right; the interval is ours alone, since a "
+    "published number is one run. Reduced: the runs differ from the paper's in what the remark says."
+)
+
+
+def all_tables(found: Gathered) -> tuple[Table, ...]:
+    """Tables 1 to 5, then runs, probes and training steps of our own, then the errata."""
+    runs = list(found.runs)
+    run_tables = []
+    for number in paper.RUN_TABLES:
+        table, used = _run_table(paper.run_table(number), runs)
+        run_tables.append(table)
+        runs = [run for run in runs if run.folder not in used]
+    steps = [(bench, step) for bench in found.benches for step in _training_steps(bench)]
+    return (
+        table1(found.benches),
+        *run_tables,
+        table5(found.probes),
+        *own_run_tables(runs),
+        *own_probes(found.probes),
+        *(_from_bench(bench, step, f"steps{number}") for number, (bench, step) in enumerate(steps, 1)),
+        _errata(),
+    )
+
+
+# -- cells of samples --------------------------------------------------------------------------------
+
+
+def _ours_cell(sample: Sample, figure: str, mark: Mark) -> Cell:
+    found = sample.estimate(figure)
+    if found is None:
+        return Cell("no figure", note=sample.note)
+    text = f"{estimate_text(found, digits_of(figure))} ({found.seeds})"
+    return Cell(text + (" reduced" if sample.is_reduced else ""), found.mean, mark, sample.note)
+
+
+def _difference_cell(sample: Sample, figure: str, published: paper.Published | None) -> Cell:
+    found = sample.estimate(figure)
+    if found is None or published is None:
+        return NONE
+    shift = published.right
+    moved = found._replace(mean=found.mean - shift, low=found.low - shift, high=found.high - shift)
+    return Cell(estimate_text(moved, digits_of(figure), "+"), moved.mean)
+
+
+# -- Table 1 -------------------------------------------------------------------------------------------
+
+# paper's column -> heading, kind of device, the passes that fill it: the first that was measured
+_TIMED = {
+    "cpu_forward": ("CPU forward", "cpu", ("forward",)),
+    "cpu_backward": ("CPU backward", "cpu", ("loss_backward", "backward")),
+    "gpu_forward": ("GPU forward", "cuda", ("forward",)),
+    "gpu_backward": ("GPU backward", "cuda", ("loss_backward", "backward")),
+}
+
+
+def papers_rows(benches: Iterable[Bench], device: str) -> tuple[Bench | None, list[Row]]:
+    """The sitting that has most of Table 1 on that kind of device, the newest of equals, and its rows."""
+    chosen: tuple[Bench | None, list[Row]] = (None, [])
+    for bench in sorted(benches, key=lambda bench: bench.date, reverse=True):
+        rows = [
+            row
+            for row in bench.rows
+            if row["kind"] == "operation" and is_papers_setting(row) and row["device"].startswith(device)
+            and (device != "cpu" or row["threads"] == 1)
+        ]  # fmt: skip
+        if len(rows) > len(chosen[1]):
+            chosen = (bench, rows)
+    return chosen
+
+
+def table1(benches: Sequence[Bench]) -> Table:
+    """Times in multiples of Identity's; the direct formulas in lines of their own."""
+    sittings = {device: papers_rows(benches, device) for device in ("cpu", "cuda")}
+    published = paper.table1()
+    headers = [("", "activation")]
+    for heading, _, _ in _TIMED.values():
+        headers += [(heading, name) for name in ("paper", "ours", "difference")]
+    lines = []
+    for activation in published:
+        direct = any(
+            row["activation"] == activation and row["kernel"] == DIRECT for row in sittings["cpu"][1]
+        )
+        for is_direct in (False, True) if direct else (False,):
+            line = [Cell(zoo.ZOO[activation].label + (", direct" if is_direct else ""))]
+            for column, (_, device, passes) in _TIMED.items():
+                found = [
+                    row
+                    for row in sittings[device][1]
+                    if row["activation"] == activation
+                    and (row["kernel"] == DIRECT if is_direct else is_published(row))
+                ]
+                printed = published[activation][column]
+                line += _timed_cells(found, passes, None if is_direct else printed)
+            lines.append(tuple(line))
+    notes = [
+        "Times as long as Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
+        "rounds of the quotient within a round, and the range from the 20% to the 80% quantile. The paper's "
+        f"machine and torch are others ({paper.paper()['table1']['setup']}), so compare the order within a "
+        "column. Backward as in the paper: loss.backward() of a sum. The paper timed the formulas as they "
+        "are written, which here are the lines called direct."
+    ]
+    for device, (bench, _) in sittings.items():
+        if bench is not None:
+            notes.append(f"{'CPU' if device == 'cpu' else 'GPU'} rows: {bench.path}; {bench.sentence}")
+    caption = paper.paper()["table1"]["caption"]
+    return Table("table1", f"Table 1. {caption}", tuple(headers), tuple(lines), tuple(notes))
+
+
+def _timed_cells(rows: Sequence[Row], passes: Sequence[str], printed: float | None) -> list[Cell]:
+    paper_cell = NONE if printed is None else Cell(number_text(printed, 2), printed)
+    for name in passes:
+        for row in rows:
+            if row["pass"] == name:
+                ratio = row["ratios"]["identity"]
+                ours = Cell(
+                    f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+                    ratio["median"],
+                    note="" if name == passes[0] else f"{name}, for want of {passes[0]}",
+                )
+                if printed is None:
+                    return [paper_cell, ours, NONE]
+                gap = ratio["median"] - printed
+                return [paper_cell, ours, Cell(number_text(gap, 2, "+"), gap)]
+    return [paper_cell, MISSING, NONE]
+
+
+# -- Tables 2 to 4 -------------------------------------------------------------------------------------
+
+
+def _run_table(table: paper.Table, runs: Sequence[Run]) -> tuple[Table, set[Any]]:
+    """The table, and the folders of the runs it shows."""
+    by_activation: dict[str, list[Run]] = {}
+    for run in runs:
+        by_activation.setdefault(run.recipe.activation, []).append(run)
+    headers = [("", "activation")]
+    columns: list[list[tuple[Cell, Cell, Cell]]] = []
+    used = set()
+    for place, column in enumerate(table.columns):
+        label = FIGURE_LABELS[column.figure]
+        headers += [(column.heading, f"{label}: {name}") for name in ("paper", "ours", "difference")]
+        fixed = _distinguishing(table, column.recipe)
+        candidates = {
+            name: [run for run in by_activation.get(name, []) if _is_of(run.recipe, column.recipe, fixed)]
+            for name in table.rows
+        }
+        chosen = {name: next(iter(samples(found, column.recipe)), None) for name, found in candidates.items()}
+        # The remark of a cell speaks also for runs of its recipe that failed or went to another epoch.
+        used |= {
+            run.folder
+            for name, sample in chosen.items()
+            for run in candidates[name]
+            if sample is None or differences(run.recipe, column.recipe) == sample.differences
+        }
+        marked = marks(list(chosen.values()), column.figure, column.lower_is_better)
+        cells = []
+        for (name, sample), mark in zip(chosen.items(), marked, strict=True):
+            published = table.rows[name][place]
+            first = published_cell(published, digits_of(column.figure))
+            if sample is None:
+                why = failure(candidates[name])
+                cells.append((first, Cell(why) if why else MISSING, NONE))
+            else:
+                ours = _ours_cell(sample, column.figure, mark)
+                cells.append((first, ours, _difference_cell(sample, column.figure, published)))
+        columns.append(cells)
+    rows = tuple(
+        (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
+        for line, name in enumerate(table.rows)
+    )
+    title = f"Table {table.number}. {table.caption}"
+    notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *errata_of(table.number))
+    return Table(f"table{table.number}", title, tuple(headers), rows, notes), used
+
+
+def _distinguishing(table: paper.Table, recipe: Recipe) -> tuple[str, ...]:
+    """The fields that tell columns of one recipe apart, such as the ratio in Table 4."""
+    alike = [other.identity() for other in table.recipes if other.name == recipe.name]
+    return tuple(name for name in recipe.identity() if len({other[name] for other in alike}) > 1)
+
+
+def _is_of(recipe: Recipe, column: Recipe, fixed: Sequence[str]) -> bool:
+    return recipe.name == column.name and all(
+        getattr(recipe, name) == getattr(column, name) for name in fixed
+    )
+
+
+# -- our own runs --------------------------------------------------------------------------------------
+
+
+def own_run_tables(runs: Sequence[Run]) -> list[Table]:
+    """A table for each recipe that is no column of the paper's, with differences to ReLU."""
+    return [
+        _own_run_table(setting, of_name, f"own{number}")
+        for number, (setting, of_name) in enumerate(by_setting(runs).items(), 1)
+    ]
+
+
+def _own_run_table(setting: Recipe, of_name: dict[str, list[Run]], key: str) -> Table:
+    chosen = {name: next(iter(samples(found, setting)), None) for name, found in of_name.items()}
+    reference = chosen.get(REFERENCE)
+    measured = {figure for sample in filter(None, chosen.values()) for figure in sample.runs[0].history[-1]}
+    shown = [figure for figure in FIGURE_LABELS if figure in measured and figure != "train_loss"]
+    headers = [("", "activation")]
+    columns: list[list[tuple[Cell, Cell]]] = []
+    for figure in shown:
+        headers += [(FIGURE_LABELS[figure], "ours"), (FIGURE_LABELS[figure], "minus ReLU")]
+        marked = marks(list(chosen.values()), figure, figure in ("test_loss", "perplexity"))
+        cells = []
+        for (name, sample), mark in zip(chosen.items(), marked, strict=True):
+            if sample is None:
+                cells.append((Cell(failure(of_name[name])), NONE))
+            else:
+                ours = _ours_cell(sample, figure, mark)
+                cells.append((ours, _beside_reference(name, sample, reference, figure)))
+        columns.append(cells)
+    rows = tuple(
+        (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
+        for line, name in enumerate(of_name)
+    )
+    notes = (
+        f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper's. "
+        "Mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. Minus "
+        "ReLU: paired by seed.",
+        MARKING_RULE,
+    )
+    return Table(key, f"Our own runs: {setting_label(setting)}", tuple(headers), rows, notes)
+
+
+def _beside_reference(name: str, sample: Sample, reference: Sample | None, figure: str) -> Cell:
+    if name == REFERENCE or reference is None or sample.epochs != reference.epochs:
+        return NONE
+    found = difference(sample, reference, figure)
+    if found is None:
+        return NONE
+    return Cell(estimate_text(found, digits_of(figure), "+"), found.mean)
+
+
+# -- the rest ------------------------------------------------------------------------------------------
+
+
+def _training_steps(bench: Bench) -> list[BenchTable]:
+    return tables_of([row for row in bench.rows if row["kind"] == "training"], ())
+
+
+def _from_bench(bench: Bench, table: BenchTable, key: str) -> Table:
+    """A table of ``iglu bench`` as one of the report's."""
+    headers = tuple(("", " ".join(header.split())) for header in table.headers)
+    rows = tuple(tuple(Cell(text, _leading_number(text)) for text in line) for line in table.rows)
+    return Table(key, table.title, headers, rows, (table.caption, f"{bench.path}; {bench.sentence}"))
+
+
+def _leading_number(text: str) -> float | None:
+    found = re.match(r"[±+-]?[\d,]*\.?\d+", text)
+    return float(found[0].lstrip("±").replace(",", "")) if found else None
+
+
+def _errata() -> Table:
+    headers = (("", "place"), ("", "printed"), ("", "right"), ("", "how it is known"))
+    rows = tuple(
+        (Cell(each.place), Cell(str(each.printed)), Cell(str(each.right)), Cell(each.how))
+        for each in paper.errata()
+    )
+    return Table("errata", "Errata of the paper", headers, rows)

@@ -1,0 +1,91 @@
+"""How every picture of the project looks: one colour an activation, the same everywhere.
+
+Colours are those of Okabe and Ito, which people see alike whatever their colour vision.  An activation with a
+sigma has a shade of its family's colour, darker as sigma grows, and a dash pattern of its own: nothing hangs
+on colour alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from iglu.zoo import parse
+
+VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY = "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+BLACK, GREY, OTHER, DIRECT_GREY = "#000000", "#999999", "#BBBBBB", "#7F7F7F"
+
+COLOURS = {
+    "iglu": BLUE, "iglu_approx": VERMILION, "relu": BLACK, "gelu": GREEN, "silu": PURPLE,
+    "gelu_tanh": ORANGE, "hardswish": ORANGE, "mish": SKY, "gelu_a": GREEN, "identity": GREY,
+}  # fmt: skip
+MARKERS = {
+    "iglu": "o", "iglu_approx": "s", "relu": "^", "gelu": "D", "silu": "v", "gelu_tanh": "P",
+    "hardswish": "X", "mish": "*",
+}  # fmt: skip
+_SHADES = (0.01, 100.0)  # the sigmas of the lightest and the darkest shade
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_DASHED_AT = (1.0, 0.5, 5.0, 0.1, 10.0, 0.0)  # the sigmas of the paper, in the order of _DASHES
+
+_STYLE = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#E5E5E5", "axes.axisbelow": True, "legend.frameon": False, "legend.handlelength": 2.8,
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True, "axes.titlesize": 10, "axes.titleweight": "bold",
+    "svg.hashsalt": "iglu",  # the same picture is the same file
+}  # fmt: skip
+
+
+def colour(activation: str) -> str:
+    """Of a name of the zoo or of the benchmarks, such as ``"iglu:0.5"`` or ``"gelu_tanh"``.
+
+    >>> colour("iglu") == BLUE, colour("gelu_tanh") == ORANGE
+    (True, True)
+    """
+    name, _, argument = activation.partition(":")
+    base = COLOURS.get(name, GREY)
+    sigma = parse(activation).sigma if argument else None
+    return base if sigma is None else shade(base, sigma)
+
+
+def shade(base: str, sigma: float) -> str:
+    """``base`` mixed with white for a small sigma and with black for a large one; itself at sigma = 1."""
+    low, high = (math.log(sigma) for sigma in _SHADES)
+    place = (math.log(min(max(sigma, _SHADES[0]), _SHADES[1])) - low) / (high - low)
+    towards, share = (255, 1 - 2 * place) if place < 0.5 else (0, 2 * place - 1)
+    channels = (int(base[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(value + 0.65 * share * (towards - value)):02X}" for value in channels)
+
+
+def line(activation: str) -> dict[str, Any]:
+    """The keywords of ``plot`` for an activation."""
+    name, _, argument = activation.partition(":")
+    sigma = parse(activation).sigma if argument else None
+    dash = _DASHES[_DASHED_AT.index(sigma)] if sigma in _DASHED_AT else "-"
+    width = 1.9 if name.startswith("iglu") else 1.3
+    return {"color": colour(activation), "linestyle": dash, "linewidth": width}
+
+
+@contextlib.contextmanager
+def pictures() -> Iterator[None]:
+    """Draw in this style, without a screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def save(figure: Any, folder: Path, name: str) -> Path:
+    """As PNG and SVG; the path of the PNG file."""
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.png"
+    figure.savefig(path, dpi=150)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    plt.close(figure)
+    return path

@@ -1,0 +1,283 @@
+"""A grid of runs: which cells it has, which of them are left, and how one is carried out.
+
+A cell is a recipe with its activation and seed set; its folder tells whether it is done, so that a sweep
+keeps no state of its own and goes on after anything, also with more seeds or activations than before.
+Who carries the cells out is in ``sweep_local`` (processes on this machine) and ``sweep_ray`` (a cluster).
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from iglu.functional import check_choice
+from iglu.lab import paper
+from iglu.lab.fields import check_field, checked
+from iglu.lab.recipes import Recipe, get_recipe
+from iglu.lab.results import RECIPE, Run, read_run
+from iglu.lab.runfolder import FolderInUseError
+from iglu.lab.tasks import MODELS, load_task
+from iglu.lab.train import Observer, Training, fit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLES = (*(f"table{number}" for number in paper.RUN_TABLES), "table5")
+SEEDS = 5  # where nothing else is said
+
+# Chosen by the grid itself.
+_OF_THE_GRID = {"name": "recipes", "activation": "activations", "seed": "seeds"}
+
+# How long a cell waits for a folder that another process holds: one that was killed a moment ago may not be
+# gone yet, and a file server may keep the lock of a dead machine for its lease, a minute or two.
+PATIENCE = 300.0
+
+# Seconds between two words of a cell about itself.
+REPORT_EVERY = 0.5
+
+
+class Grid(NamedTuple):
+    """Recipes with their activation set, and the seeds each is to be run with."""
+
+    title: str
+    recipes: tuple[Recipe, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def cells(self) -> tuple[Recipe, ...]:
+        """The seeds outermost, so that a whole picture appears early."""
+        cells = (recipe.but(seed=seed) for seed in self.seeds for recipe in self.recipes)
+        return tuple(dict.fromkeys(cells))
+
+
+def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Grid:
+    """A table of the paper by its name, or a TOML file; ``changes`` are made to every recipe."""
+    if target in TABLES:
+        found = _table5() if target == "table5" else _table(int(target.removeprefix("table")))
+    elif target.endswith(".toml"):
+        found = _from_file(Path(target))
+    else:
+        near = difflib.get_close_matches(target, TABLES, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(TABLES)} and FILE.toml."
+        raise ValueError(f"Unknown sweep {target!r}. {hint}")
+    # One thread unless more are asked for: cells beside each other are faster than threads inside one.
+    changed = tuple(_but(_one_thread(recipe), changes or {}) for recipe in found.recipes)
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    return found._replace(recipes=changed, seeds=found.seeds if seeds is None else tuple(range(seeds)))
+
+
+def _one_thread(recipe: Recipe) -> Recipe:
+    return recipe.but(threads=1) if recipe.threads is None else recipe
+
+
+def _table(number: int) -> Grid:
+    table = paper.run_table(number)
+    recipes = [recipe.but(activation=name) for recipe in table.recipes for name in table.rows]
+    return Grid(f"Table {number}: {table.caption}", tuple(recipes), tuple(range(SEEDS)))
+
+
+def _table5() -> Grid:
+    caption = paper.paper()["table5"]["caption"]
+    return Grid(f"Table 5: {caption}", tuple(row.recipe for row in paper.table5()), tuple(range(SEEDS)))
+
+
+def _from_file(path: Path) -> Grid:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"There is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    try:
+        return _from_content(content, path.stem)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _from_content(content: dict[str, Any], title: str) -> Grid:
+    own = ("recipes", "activations", "seeds")
+    fields = {key: value for key, value in content.items() if key not in own}
+    for key in fields:
+        if key in _OF_THE_GRID:
+            raise ValueError(f"Unknown field {key!r}. Did you mean {_OF_THE_GRID[key]!r}?")
+        check_field(key, [*own, *(name for name in Recipe.__dataclass_fields__ if name not in _OF_THE_GRID)])
+    names, activations = (_words(content, key) for key in ("recipes", "activations"))
+    seeds = content.get("seeds", SEEDS)
+    if type(seeds) is int and seeds >= 1:
+        seeds = list(range(seeds))
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
+        raise ValueError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
+    bases = [_but(get_recipe(name), fields) for name in names]
+    recipes = tuple(base.but(activation=activation) for base in bases for activation in activations)
+    return Grid(title, recipes, tuple(seeds))
+
+
+def _words(content: dict[str, Any], key: str) -> list[str]:
+    words = content.get(key)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{key} must be a list of names, got {words!r}")
+    return words
+
+
+def _but(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    for name in changes:
+        if name in _OF_THE_GRID:
+            raise ValueError(f"{name} cannot be set: the {_OF_THE_GRID[name]} of a sweep are its grid")
+        if name in ("devices", "nodes"):
+            raise ValueError(
+                f"{name} cannot be set: a cell has one process; for more, torchrun and iglu train"
+            )
+    changed = recipe.but(**{name: checked(name, value) for name, value in changes.items()})
+    check_choice("model", changed.model, MODELS)
+    return changed
+
+
+# -- what is left ----------------------------------------------------------------------------------
+
+
+class Survey(NamedTuple):
+    """The cells as their folders tell of them."""
+
+    done: list[Run]  # finished or diverged
+    left: list[Recipe]
+    begun: dict[Recipe, Run]  # those of the ones left that have a folder
+    complaints: list[str]
+
+
+def survey(cells: Iterable[Recipe], out: Path) -> Survey:
+    found = Survey([], [], {}, [])
+    for cell in cells:
+        run = _existing(out / cell.folder_name, found.complaints)
+        if run is not None and run.is_done_for(cell):
+            found.done.append(run)
+        else:
+            found.left.append(cell)
+            if run is not None:
+                found.begun[cell] = run
+    return found
+
+
+def _existing(folder: Path, complaints: list[str]) -> Run | None:
+    if not (folder / RECIPE).exists():
+        return None
+    try:
+        return read_run(folder)
+    except ValueError as error:
+        complaints.append(str(error))
+        return None
+
+
+# -- one cell --------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """How far a cell is."""
+
+    epoch: int  # the one it is in, from 1
+    epochs: int
+    share: float  # of all its steps
+    text: str  # figures and speed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell went.  A run that diverged or was stopped is a run; without one the cell failed."""
+
+    recipe: Recipe
+    run: Run | None
+    failure: str = ""  # in one line
+    traceback: str = ""  # of an error that nobody foresaw
+
+
+class Watcher:
+    """Is told how a sweep goes; every method may be left as it is."""
+
+    def progressed(self, recipe: Recipe, progress: Progress | None) -> None:
+        """A cell works; without ``progress`` it has begun and prepares its data."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A cell has ended or was stopped."""
+
+    def noted(self, text: str) -> None:
+        """Something that concerns them all."""
+
+
+class Relay(Observer):
+    """Passes a run's progress on, and stops it at a checkpoint when the answer is True."""
+
+    def __init__(self, report: Callable[[Progress], bool]) -> None:
+        self.report = report
+        self.last = -REPORT_EVERY
+
+    def stepped(self, training: Training) -> bool:
+        now = time.monotonic()
+        if now - self.last < REPORT_EVERY:
+            return False
+        self.last = now
+        recipe = training.recipe
+        figures = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.figures.items()]
+        speed = f"{training.rate:,.0f} {training.task.unit}/s"
+        share = training.total_steps / (recipe.last_epoch * training.steps)
+        return self.report(
+            Progress(training.epoch + 1, recipe.last_epoch, share, ", ".join([*figures, speed]))
+        )
+
+
+def carry_out(
+    recipe: Recipe,
+    *,
+    data: Path | str | None,
+    out: Path,
+    report: Callable[[Progress], bool],
+    patience: float = PATIENCE,
+) -> Outcome:
+    """Run one cell, or go on with it; whatever goes wrong is in the outcome, so that the others go on."""
+    deadline = time.monotonic() + patience
+    while isinstance(found := _attempt(recipe, data, out, Relay(report)), FolderInUseError):
+        waiting = Progress(0, recipe.last_epoch, 0.0, "waits for its folder, which another process holds")
+        if report(waiting) or time.monotonic() >= deadline:
+            return Outcome(recipe, None, str(found))
+        time.sleep(REPORT_EVERY)
+    return found
+
+
+def _attempt(
+    recipe: Recipe, data: Path | str | None, out: Path, observer: Observer
+) -> Outcome | FolderInUseError:
+    try:
+        return Outcome(recipe, fit(recipe, data=data, out=out, observers=[observer]))
+    except FolderInUseError as error:
+        return error
+    except (OSError, ValueError, ImportError) as error:
+        return Outcome(recipe, None, str(error))
+    except Exception as error:
+        return Outcome(recipe, None, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def missing_data(cells: Sequence[Recipe], data: Path | str | None) -> list[Outcome]:
+    """The cells whose data cannot be had, found by loading each set once: better one failed download than
+    one a cell, and a text is tokenised before several processes would do it at the same time."""
+    reasons: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        if (cell.dataset, cell.tokenizer) not in reasons:
+            reasons[cell.dataset, cell.tokenizer] = _why_not(cell, data)
+    return [
+        Outcome(cell, None, reason) for cell in cells if (reason := reasons[cell.dataset, cell.tokenizer])
+    ]
+
+
+def _why_not(recipe: Recipe, data: Path | str | None) -> str:
+    try:
+        load_task(recipe, data)
+    except (OSError, ValueError, ImportError) as error:
+        return str(error)
+    return ""

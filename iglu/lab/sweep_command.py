@@ -1,0 +1,253 @@
+"""``iglu sweep TABLE | FILE.toml``: a whole table with seeds, here or on a Ray cluster."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from iglu.lab.comparison import show_summary
+from iglu.lab.data import data_folder
+from iglu.lab.fields import chooser, read_field
+from iglu.lab.progress import StopOnSignal
+from iglu.lab.recipes import Recipe
+from iglu.lab.results import read_runs, setting_label, summarise
+from iglu.lab.sweep import Grid, Outcome, Survey, Watcher, missing_data, read_grid, survey
+from iglu.lab.sweep_display import Lines
+from iglu.lab.sweep_estimate import Duration, durations, in_words, wall_seconds
+from iglu.lab.sweep_local import run_local
+
+# What a script may tell apart.  Diverging is a result, not a failure.
+DONE, FAILED, MISTAKE, TIME_IS_UP, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Run every cell of a table of the paper, or of a file, that is not done yet.
+
+    The status is 0 when every cell is done, 1 if some failed, 2 for a mistake in the flags, 3 when the time
+    was up and 130 after Ctrl-C.  The same command goes on, also with more seeds or activations."""
+
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FILE.toml")]
+    """table2, table3, table4, table5, or a file with recipes, activations, seeds and fields of the recipe."""
+    seeds: int | None = None
+    """So many seeds for each, from 0; by default those of the file, or 5."""
+    epochs: int | None = None
+    """The length of every run's schedule; by default the recipe's."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
+    """Some of the cells: activations (iglu stands for every sigma, iglu:0.5 for one), names of recipes, or
+    field=value (ratio=100, norm=false).  Words of one kind are alternatives; kinds narrow each other down."""
+    set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE ...")] = ()
+    """Change any other field of the recipes; iglu train RECIPE --help lists them."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder with the data; otherwise IGLU_DATA, or the cache, into which CIFAR is fetched."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
+    """Folder in which each cell gets a folder of its own."""
+    jobs: int = 1
+    """Cells at a time on this machine."""
+    threads: int | None = None
+    """CPU threads of a cell, by default 1 or as the file says; they decide the last digits of its numbers."""
+    time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
+    """Stop after this time: each running cell at a checkpoint, once the step it is at is done."""
+    dry_run: bool = False
+    """List the cells and the time they would take, and stop there."""
+    ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """Run on a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT (extra ray)."""
+    cpus: float | None = None
+    """On Ray, CPUs a cell; by default its threads."""
+    gpus: float = 0.0
+    """On Ray, GPUs a cell; 0.25 puts four cells on one."""
+    retries: int = 3
+    """On Ray, how often a cell is begun again when its worker or its node dies."""
+
+
+@dataclass
+class Clock:
+    """Whether to go on."""
+
+    limit: float | None  # in seconds
+    signal: StopOnSignal
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_time_up(self) -> bool:
+        return self.limit is not None and time.monotonic() - self.began >= self.limit
+
+    def is_stop_wanted(self) -> bool:
+        return self.signal.is_wanted or self.is_time_up
+
+
+def main(argv: list[str]) -> int:
+    """Run ``iglu sweep``; what its status means is in its help."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)  # a file or a pipe has no width to keep to
+    try:
+        flags = tyro.cli(Flags, args=argv, prog="iglu sweep")
+        limit = None if flags.time_limit is None else read_time(flags.time_limit)
+        cells = chosen_cells(flags)
+        # A signal is waited for from here on: the estimate may take a while.
+        with StopOnSignal().installed() as signal:
+            return _sweep(cells, flags, Clock(limit, signal), console)
+    except (ValueError, ImportError, ConnectionError) as error:
+        print(f"iglu sweep: {error}", file=sys.stderr)
+        return MISTAKE
+
+
+def read_time(text: str) -> float:
+    """
+    >>> read_time("2h"), read_time("90m"), read_time("1h30m"), read_time("45s")
+    (7200.0, 5400.0, 5400.0, 45.0)
+    """
+    match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text)
+    if not text or match is None:
+        raise ValueError(f"--time-limit is a time such as 2h, 90m or 1h30m, got {text!r}")
+    return sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True))
+
+
+def chosen_cells(flags: Flags) -> list[Recipe]:
+    """The cells that the flags mean."""
+    for name, value, least in (
+        ("jobs", flags.jobs, 1),
+        ("retries", flags.retries, 0),
+        ("gpus", flags.gpus, 0),
+    ):
+        if value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    changes: dict[str, Any] = dict(map(read_field, flags.set))
+    given = {"epochs": flags.epochs, "threads": flags.threads}
+    changes |= {name: value for name, value in given.items() if value is not None}
+    grid: Grid = read_grid(flags.target, flags.seeds, changes)
+    is_meant = chooser(flags.only, grid.cells)
+    return [cell for cell in grid.cells if is_meant(cell)]
+
+
+def _sweep(cells: Sequence[Recipe], flags: Flags, clock: Clock, console: Console) -> int:
+    found = survey(cells, flags.out)
+    for complaint in found.complaints:
+        console.print(f"{complaint}", markup=False, soft_wrap=True)
+    known, _ = read_runs(flags.out) if flags.out.is_dir() else ([], [])
+    times = durations(found.left, known, found.begun, data_folder(flags.data))
+    _show_plan(cells, found, times, flags, console)
+    if flags.dry_run:
+        return DONE
+    outcomes: list[Outcome] = []
+    if found.left and not clock.is_stop_wanted():
+        with Lines(console, len(found.left)) as lines:
+            outcomes = _run(found.left, flags, clock.is_stop_wanted, lines)
+    return _conclude(cells, outcomes, flags, clock, console)
+
+
+def _run(
+    cells: Sequence[Recipe], flags: Flags, is_stop_wanted: Callable[[], bool], lines: Watcher
+) -> list[Outcome]:
+    if flags.ray is not None:
+        from iglu.lab.sweep_ray import run_on_ray
+
+        return run_on_ray(
+            cells, address=flags.ray, data=flags.data, out=flags.out, watcher=lines,
+            cpus=flags.cpus, gpus=flags.gpus, retries=flags.retries, is_stop_wanted=is_stop_wanted,
+        )  # fmt: skip
+    without_data = missing_data(cells, flags.data)
+    for outcome in without_data:
+        lines.ended(outcome)
+    hopeless = {outcome.recipe for outcome in without_data}
+    return without_data + run_local(
+        [cell for cell in cells if cell not in hopeless], data=flags.data, out=flags.out, jobs=flags.jobs,
+        watcher=lines, is_stop_wanted=is_stop_wanted,
+    )  # fmt: skip
+
+
+# -- before ----------------------------------------------------------------------------------------
+
+
+def _show_plan(
+    cells: Sequence[Recipe], found: Survey, times: dict[Recipe, Duration], flags: Flags, console: Console
+) -> None:
+    table = Table("recipe", title=f"{flags.target}: {len(cells)} cells", title_justify="left")
+    for title in ("activations", "seeds", "epochs", "done", "to go", "time each", "together"):
+        table.add_column(title, justify="right")
+    table.add_column("known from")
+    left = set(found.left)
+    for label in dict.fromkeys(map(setting_label, cells)):
+        mine = [cell for cell in cells if setting_label(cell) == label]
+        to_go = [times[cell] for cell in mine if cell in left]
+        total = math.fsum(each.seconds for each in to_go)
+        table.add_row(
+            label,
+            str(len({cell.activation for cell in mine})),
+            str(len({cell.seed for cell in mine})),
+            str(mine[0].last_epoch),
+            str(len(mine) - len(to_go)),
+            str(len(to_go)),
+            *(("", "", "") if not to_go else (_about(total / len(to_go)), _about(total), to_go[0].source)),
+        )
+    console.print(table)
+    console.print(_totals(cells, times, flags), soft_wrap=True)
+
+
+def _totals(cells: Sequence[Recipe], times: dict[Recipe, Duration], flags: Flags) -> str:
+    text = f"{len(times)} of {len(cells)} cells to go"
+    known = {cell: each.seconds for cell, each in times.items() if math.isfinite(each.seconds)}
+    if known and flags.ray is not None:
+        text += f", about {in_words(math.fsum(known.values()))} of cells at the speed of this machine"
+    elif known:
+        cores = math.fsum((cell.threads or 1) * seconds for cell, seconds in known.items())
+        wall = in_words(wall_seconds(known.values(), flags.jobs))
+        text += f", about {in_words(cores)} of core time, {wall} with --jobs {flags.jobs}"
+    missing = len(times) - len(known)
+    return text + (f"; {missing} cells of unknown time not counted." if missing else ".")
+
+
+def _about(seconds: float) -> str:
+    return in_words(seconds) if math.isfinite(seconds) else "?"
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+def _conclude(
+    cells: Sequence[Recipe], outcomes: Sequence[Outcome], flags: Flags, clock: Clock, console: Console
+) -> int:
+    """Means, what went wrong by name, what is left."""
+    found = survey(cells, flags.out)
+    show_summary(summarise(found.done), console)
+    for run in found.done:
+        if run.status == "diverged":
+            console.print(f"diverged: {run.folder.name}: {run.message}", markup=False, soft_wrap=True)
+    failed = [outcome for outcome in outcomes if outcome.run is None]
+    for outcome in failed:
+        console.print(
+            f"failed: {outcome.recipe.folder_name}: {outcome.failure}", markup=False, soft_wrap=True
+        )
+        if outcome.traceback:
+            console.print(outcome.traceback, markup=False, soft_wrap=True)
+    ends = Counter(run.status for run in found.done)
+    counted = ", ".join(f"{count} {status}" for status, count in ends.items()) or "none done"
+    console.print(
+        f"{len(cells)} cells in {flags.out}: {counted}, {len(failed)} failed, "
+        f"{len(found.left) - len(failed)} left, {len(found.begun)} of them begun.",
+        soft_wrap=True,
+    )  # fmt: skip
+    if flags.target == "table5" and found.done:
+        console.print(f"iglu probe {flags.out} shows their tails, the paper's way and ours side by side.")
+    if not found.left:
+        return DONE
+    if clock.signal.is_wanted:
+        reason, status = "Stopped", INTERRUPTED
+    elif clock.is_time_up:
+        reason, status = "The time is up", TIME_IS_UP
+    else:
+        reason, status = "Some failed", FAILED
+    console.print(f"{reason}; the same command goes on with what is left.", soft_wrap=True)
+    return status

@@ -1,0 +1,439 @@
+"""The report's content, on results made by hand whose tables can be worked out on paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("tyro", reason="the command needs the lab")
+pytest.importorskip("matplotlib")
+
+from iglu import zoo
+from iglu.lab import paper
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.report import claims, command, computed, formats
+from iglu.lab.report.content import Cell, Claim, Report, Table
+from iglu.lab.report.gather import gather
+from iglu.lab.report.tables import all_tables
+from iglu.lab.results import Estimate
+
+CIFAR = RECIPES["resnet20-cifar10"]
+
+
+def write_run(
+    folder: Path,
+    recipe: Recipe,
+    figures: dict[str, float],
+    epochs: int | None = None,
+    status: str = "finished",
+) -> Path:
+    """A run whose every epoch has the same figures."""
+    place = folder / recipe.folder_name
+    place.mkdir(parents=True)
+    (place / "recipe.json").write_text(json.dumps(recipe.as_dict()))
+    count = recipe.epochs if epochs is None else epochs
+    rows = [{"epoch": epoch, "train_loss": 1.0, **figures} for epoch in range(1, count + 1)]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "state.json").write_text(json.dumps({"status": status, "message": ""}))
+    return place
+
+
+def write_bench(folder: Path, times: dict[str, float], rounds: int = 20) -> Path:
+    """Rows of Table 1's setting: ``times`` by activation, in multiples of Identity's, the same in each round
+    but for 1% up and down."""
+    rows = [
+        {
+            "kind": "operation", "activation": name, "label": name, "kernel": kernel,
+            "is_ours": kernel == "auto", "device": "cpu", "dtype": "float32", "threads": 1,
+            "elements": 10_000, "pass": which, "rounds": rounds,
+            "seconds": {"median": time, "low": time, "high": time},
+            "ratios": {"identity": {"median": time, "low": time, "high": time}},
+            "seconds_by_round": [time * (1.01 if number % 2 else 0.99) for number in range(rounds)],
+        }
+        for which in ("forward", "loss_backward")
+        for name, time in times.items()
+        for kernel in ("auto" if name.startswith("iglu") else "torch",)
+    ]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "bench.json"
+    path.write_text(json.dumps({"command": "iglu bench", "provenance": {}, "rows": rows}))
+    return path
+
+
+def table(tables: tuple[Table, ...], key: str) -> Table:
+    return next(each for each in tables if each.key == key)
+
+
+def row(found: Table, label: str) -> dict[tuple[str, str], Cell]:
+    line = next(each for each in found.rows if each[0].text == label)
+    return dict(zip(found.headers, line, strict=True))
+
+
+def claim(found: tuple[Claim, ...], start: str) -> Claim:
+    return next(each for each in found if each.text.startswith(start))
+
+
+ACCURACY = ("ResNet-20, CIFAR-10", "accuracy, %: ours")
+DIFFERENCE = ("ResNet-20, CIFAR-10", "accuracy, %: difference")
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_gives_all_tables_of_the_paper_and_says_not_run(tmp_path):
+    found = all_tables(gather([tmp_path]))
+    assert [each.key for each in found] == ["table1", "table2", "table3", "table4", "table5", "errata"]
+    for each in found[:5]:
+        ours = [line[place].text for line in each.rows for place, (_, name) in enumerate(each.headers)
+                if "ours" in name]  # fmt: skip
+        assert ours
+        assert set(ours) == {"not run"}
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
+    good = write_run(tmp_path, CIFAR.but(seed=0), {"test_loss": 0.5, "test_acc": 90.0})
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "recipe.json").write_text('{"name": "resn')
+    bad_line = write_run(tmp_path, CIFAR.but(seed=1), {"test_loss": 0.5, "test_acc": 90.0})
+    (bad_line / "metrics.jsonl").write_text('{"epoch": 1, "test_acc": 1.0}\nnonsense\n')
+    no_epoch = write_run(tmp_path, CIFAR.but(seed=2), {}, epochs=0, status="unfinished")
+    foreign = {
+        "recipe.json": '["soup"]',
+        "bench.json": "[]",
+        "probe.json": '{"layers": 3}',
+        "train.json": "\xff",
+    }
+    for number, (name, text) in enumerate(foreign.items()):
+        (tmp_path / f"foreign{number}").mkdir()
+        (tmp_path / f"foreign{number}" / name).write_text(text)
+    found = gather([tmp_path])
+    assert [run.folder for run in found.runs] == [good, no_epoch]
+    named = "\n".join(found.complaints)
+    for place in (half, bad_line, no_epoch, *(tmp_path / f"foreign{number}" for number in range(4))):
+        assert str(place) in named
+    assert len(found.complaints) == 7
+    assert row(table(all_tables(found), "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
+
+
+def test_rows_that_are_none_are_left_out_of_a_bench_and_counted(tmp_path):
+    path = write_bench(tmp_path, {"relu": 4.0, "identity": 1.0})
+    body = json.loads(path.read_text())
+    body["rows"] += [3, {"kind": "operation"}, {**body["rows"][0], "seconds": {"median": "fast"}}]
+    path.write_text(json.dumps(body))
+    found = gather([tmp_path])
+    assert len(found.benches[0].rows) == 4
+    assert found.complaints == (f"{path}: 3 entries are not rows of iglu bench",)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_the_same_run_in_two_places_counts_once_and_the_longer_one_wins(tmp_path, order):
+    write_run(tmp_path / "a", CIFAR, {"test_loss": 0.5, "test_acc": 80.0}, epochs=3, status="unfinished")
+    write_run(tmp_path / "b", CIFAR, {"test_loss": 0.5, "test_acc": 90.0})
+    found = gather([*(tmp_path / name for name in order), tmp_path])
+    assert [run.history[-1]["test_acc"] for run in found.runs] == [90.0]
+    assert any("found more than once" in line for line in found.sources)
+
+
+# -- tables --------------------------------------------------------------------------------------------
+
+
+def test_ours_is_the_mean_with_its_t_interval_and_the_difference_is_to_the_right_number(tmp_path):
+    recipe = RECIPES["resnet20-cifar100"]
+    for seed, accuracy in enumerate((65.0, 66.0, 67.0)):
+        write_run(tmp_path, recipe.but(seed=seed), {"test_loss": 1.5, "test_acc": accuracy})
+    cells = row(table(all_tables(gather([tmp_path])), "table2"), "ReLU")
+    group = "ResNet-20, CIFAR-100"
+    published = cells[group, "accuracy, %: paper"]
+    assert published.text == "64.28"
+    assert published.note == "printed 62.28; log"
+    # t(0.975, 2) = 4.3027; 4.3027 * 1 / sqrt(3) = 2.48
+    assert cells[group, "accuracy, %: ours"].text == "66.00 ± 2.48 (3)"
+    assert cells[group, "accuracy, %: ours"].note == "3 seeds, 200 epochs, cifar100"
+    assert cells[group, "accuracy, %: difference"].text == "+1.72 ± 2.48"
+    assert cells["ResNet-20, CIFAR-10", "accuracy, %: ours"].text == "not run"
+
+
+def test_a_run_with_fewer_epochs_is_reduced_and_says_how(tmp_path):
+    write_run(tmp_path, CIFAR.but(epochs=3, batch=64), {"test_loss": 1.0, "test_acc": 70.0})
+    write_run(
+        tmp_path, CIFAR.but(activation="gelu", stop_after=5), {"test_loss": 1.0, "test_acc": 71.0},
+        epochs=5, status="stopped",
+    )  # fmt: skip
+    found = table(all_tables(gather([tmp_path])), "table2")
+    cell = row(found, "ReLU")[ACCURACY]
+    assert cell.text == "70.00 (1) reduced"
+    assert "epochs 3 instead of 200, batch 64 instead of 128" in cell.note
+    assert "stopped after 5 of 200 epochs" in row(found, "GELU")[ACCURACY].note
+
+
+def test_runs_nearest_to_the_papers_fill_the_cell_and_the_others_a_table_of_their_own(tmp_path):
+    write_run(tmp_path, CIFAR, {"test_loss": 0.5, "test_acc": 90.0})
+    write_run(tmp_path, CIFAR.but(epochs=2), {"test_loss": 1.5, "test_acc": 50.0})
+    tables = all_tables(gather([tmp_path]))
+    assert row(table(tables, "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
+    own = table(tables, "own1")
+    assert own.title == "Our own runs: resnet20-cifar10 epochs=2"
+    assert row(own, "ReLU")["accuracy, %", "ours"].text == "50.00 (1)"
+
+
+def test_the_ratio_of_a_long_tail_chooses_the_column(tmp_path):
+    recipe = RECIPES["resnet20-cifar100-lt"]
+    write_run(tmp_path, recipe.but(ratio=500.0), {"test_loss": 6.0, "test_acc": 20.0})
+    write_run(tmp_path, recipe.but(ratio=30.0), {"test_loss": 4.0, "test_acc": 40.0})
+    tables = all_tables(gather([tmp_path]))
+    cells = row(table(tables, "table4"), "ReLU")
+    assert cells["500:1", "accuracy, %: ours"].text == "20.00 (1)"
+    assert cells["500:1", "accuracy, %: paper"].text == ""
+    assert cells["200:1", "accuracy, %: ours"].text == "not run"
+    assert table(tables, "own1").title == "Our own runs: resnet20-cifar100-lt ratio=30"
+
+
+def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, CIFAR.but(seed=seed), {"test_loss": 0.5, "test_acc": 90.0 + seed})
+    write_run(tmp_path, CIFAR.but(seed=2), {"test_loss": 9.0, "test_acc": 10.0}, epochs=4, status="diverged")
+    write_run(tmp_path, CIFAR.but(activation="mish"), {}, epochs=0, status="diverged")
+    tables = all_tables(gather([tmp_path]))
+    cell = row(table(tables, "table2"), "ReLU")[ACCURACY]
+    assert cell.sort == 90.5
+    assert "1 diverged more" in cell.note
+    assert row(table(tables, "table2"), "Mish")[ACCURACY].text == "diverged"
+    assert not any(each.key.startswith("own") for each in tables)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        # by seed: each clearly above the next
+        ({"relu": (90, 91, 92), "gelu": (88, 89.1, 90), "silu": (80, 81, 82.1)}, ("best", "second", "")),
+        # the means differ, but not by more than the seeds do
+        ({"relu": (90, 95, 85), "gelu": (88, 89, 92), "silu": (80, 81, 82)}, ("", "", "")),
+        # wide apart, but one seed
+        ({"relu": (90,), "gelu": (50,), "silu": (10,)}, ("", "", "")),
+    ],
+)
+def test_best_is_marked_only_where_the_interval_to_the_next_excludes_zero(tmp_path, accuracies, expected):
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, CIFAR.but(activation=name, seed=seed), {"test_loss": 1.0, "test_acc": value})
+    found = table(all_tables(gather([tmp_path])), "table2")
+    assert tuple(row(found, label)[ACCURACY].mark for label in ("ReLU", "GELU", "SiLU")) == expected
+
+
+def test_table_1_takes_rows_of_its_setting_and_says_that_no_gpu_was_run(tmp_path):
+    write_bench(tmp_path, {"relu": 4.0, "identity": 1.0})
+    cells = row(table(all_tables(gather([tmp_path])), "table1"), "ReLU")
+    assert cells["CPU forward", "paper"].text == "9.22"
+    assert cells["CPU forward", "ours"].text == "4.00 [4.00, 4.00]"
+    assert cells["CPU forward", "difference"].text == "-5.22"
+    assert cells["GPU forward", "ours"].text == "not run"
+
+
+def write_probe(folder: Path, name: str, excess: float, **more: Any) -> None:
+    layer = {"layer": "act1", "n": 1000, "k": 100, "alpha": 20 / excess, "gaussian": 20.0, "excess": excess,
+             "excess_low": excess - 0.1, "excess_high": excess + 0.1}  # fmt: skip
+    (folder / name).mkdir(parents=True)
+    body = {
+        "layers": [layer],
+        "first_batch": [{**layer, "alpha": 12.0}],
+        "suggestion": {"sigma": 0.5},
+        **more,
+    }
+    (folder / name / "probe.json").write_text(json.dumps(body))
+
+
+def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(tmp_path):
+    recipe = CIFAR.but(activation="iglu:0.1")
+    write_probe(tmp_path, "resnet", 2.0, recipe=recipe.as_dict())
+    write_probe(tmp_path, "mine", 1.5)
+    tables = all_tables(gather([tmp_path]))
+    cells = row(table(tables, "table5"), "ResNet-20")
+    alpha = "alpha, first batch, k = 100"
+    assert (cells[alpha, "paper"].text, cells[alpha, "ours"].text) == ("10.4", "12.0")
+    assert cells[alpha, "difference"].text == "+1.6"
+    assert [line[0].text for line in table(tables, "probes").rows] == ["mine"]
+
+
+# -- claims --------------------------------------------------------------------------------------------
+
+
+def test_what_is_computed_agrees_with_the_errata():
+    largest, near, far = computed.gate_error()
+    assert (largest, near, far) == pytest.approx((0.0226365, 0.313436, 3.190440), rel=1e-4)
+    found = tuple(computed.mathematical_claims())
+    assert "(-3.290, -1.019)" in claim(found, "IGLU's gradient is larger").evidence
+    assert [each.verdict for each in found] == [
+        "holds", "does not hold", "does not hold", "holds", "holds", "does not hold", "holds",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), [(torch.float16, 9, 12), (torch.bfloat16, 4, 6)])
+def test_the_direct_formula_changes_sign_where_the_errata_say(dtype, low, high):
+    assert low < computed.signs(computed.direct, dtype).negative_from < high
+
+
+def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
+    """For n = 10 the ranks 2 and 9 leave 2 * 11/1024 = 2.1% outside; 3 and 8 would leave 10.9%."""
+    assert claims.median_interval([float(value) for value in range(1, 11)]) == (5.5, 2.0, 9.0)
+    assert claims.median_interval([1.0, 2.0]).high == math.inf
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.1, 2.0, "holds"), (-2.0, -0.1, "does not hold"), (-0.1, 2.0, "not enough evidence")],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
+    assert claims.side(Estimate((low + high) / 2, 1.0, low, high, 4)) == verdict
+
+
+def test_speed_claims_follow_the_quotients_of_rounds(tmp_path):
+    write_bench(tmp_path, {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "identity": 1.0})
+    found = claims.all_claims(gather([tmp_path]))
+    assert claim(found, "IGLU-Approx is faster than GELU (as this").verdict == "holds"
+    assert claim(found, "IGLU-Approx is as fast as ReLU (as this").verdict == "holds"
+    assert claim(found, "IGLU-Approx is faster than GELU (as the paper").verdict == "not enough evidence"
+
+
+@pytest.mark.parametrize(
+    ("changes", "gain", "verdict"),
+    [
+        ({}, 1.0, "holds"),
+        ({}, -1.0, "does not hold"),
+        ({"epochs": 3}, 1.0, "not enough evidence"),
+    ],
+)
+def test_low_sigma_wins_on_resnet_by_full_runs_alone(tmp_path, changes, gain, verdict):
+    for name in ("resnet20-cifar10", "resnet20-cifar100"):
+        for seed in range(3):
+            base = 60.0 + 3 * seed
+            for activation, accuracy in (("iglu:0.5", base + gain + 0.1 * seed), ("iglu:5", base)):
+                recipe = RECIPES[name].but(activation=activation, seed=seed, **changes)
+                write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy})
+    found = claim(claims.all_claims(gather([tmp_path])), "Low sigma wins")
+    assert found.verdict == verdict
+    assert ("reduced: epochs 3 instead of 200" in found.evidence) == bool(changes)
+
+
+def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
+    for ratio in (10.0, 20.0, 50.0, 100.0, 200.0):
+        for seed in range(3):
+            for activation, gain in (("iglu:0.5", (2 + 0.1 * seed) * math.log10(ratio)), ("relu", 0.0)):
+                recipe = RECIPES["resnet20-cifar100-lt"].but(ratio=ratio, activation=activation, seed=seed)
+                write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": 40 + gain})
+    found = claims.all_claims(gather([tmp_path]))
+    assert claim(found, "IGLU gains on imbalanced").verdict == "holds"
+    growing = claim(found, "IGLU's gains grow")
+    assert growing.verdict == "holds"
+    assert growing.evidence.startswith("+2.10 ± 0.25 points")
+
+
+def test_heavier_tails_are_claimed_only_with_all_networks_probed(tmp_path):
+    for number, tail in enumerate(each for each in paper.table5() if each.norm):
+        write_probe(tmp_path, f"net{number}", 1.0 + (number == 0), recipe=tail.recipe.as_dict())
+        verdict = claim(claims.all_claims(gather([tmp_path])), "ResNet's pre-act").verdict
+        assert verdict == ("holds" if number == 2 else "not enough evidence")
+
+
+# -- formats and the command ---------------------------------------------------------------------------
+
+NASTY = Report(
+    tables=(
+        Table(
+            "t", "A & B_1 | 100%", (("", "name"), ("group", "x | y")),
+            ((Cell("<b>a*b</b>"), Cell("1 ± 2", 1.0, "best", "50% & more_so")),), ("note_1",),
+        ),
+    ),
+    claims=(Claim("x < 0 & y", "holds", "a|b"),),
+)  # fmt: skip
+
+
+def test_markdown_keeps_its_columns_whatever_the_names_hold(tmp_path):
+    text = formats.markdown(NASTY, tmp_path)
+    assert r"| \<b>a\*b\</b> | **1 ± 2** <sup>a</sup> |" in text
+    assert r"<sup>a</sup> 50% & more\_so" in text
+    assert r"| name | group: x \| y |" in text
+
+
+def test_latex_escapes_and_marks():
+    text = formats.latex(NASTY)
+    assert r"\textbf{1 $\pm$ 2}\textsuperscript{a}" in text
+    assert r"A \& B\_1 $|$ 100\%" in text
+    assert r"50\% \& more\_so" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+
+
+def test_csv_reads_back_as_text_number_and_remark():
+    lines = list(csv.DictReader(io.StringIO(formats.csv_text(NASTY.tables[0]))))
+    assert lines == [
+        {"name": "<b>a*b</b>", "group: x | y": "1 ± 2 (best)", "group: x | y (number)": "1.0",
+         "group: x | y (remark)": "50% & more_so"}
+    ]  # fmt: skip
+
+
+def test_a_wide_table_is_cut_between_groups_and_loses_nothing(tmp_path):
+    whole = table(all_tables(gather([tmp_path])), "table4")
+    pieces = list(formats.panels(whole))
+    assert all(len(piece.headers) <= 9 and piece.headers[0] == ("", "activation") for piece in pieces)
+    assert [header for piece in pieces for header in piece.headers[1:]] == list(whole.headers[1:])
+
+
+def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("plotly")
+    runs = tmp_path / "runs"
+    shots = {"test_acc_many": 95.0, "test_acc_medium": 90.0, "test_acc_few": 80.0}
+    for seed in range(2):
+        recipe = RECIPES["digits-lt"].but(seed=seed, activation="iglu:0.5")
+        write_run(runs, recipe, {"test_loss": 0.5 + seed, "test_acc": 90.0, **shots})
+    write_bench(runs / "bench", {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "identity": 1.0})
+    (runs / "half").mkdir()
+    (runs / "half" / "recipe.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "shipped_folders", list)
+    out = tmp_path / "report"
+    assert command.main(["--out", str(out)]) == 0
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert f"{out}/index.html" in shown
+    assert "skipped: runs/half cannot be read" in shown
+    written = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    names = ("figure1", "figure2", "figure3", "tails", "curves-digits-lt", "shots-digits-lt")
+    figures = {f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")}
+    keys = ("table1", "table2", "table3", "table4", "table5", "own1", "errata", "claims")
+    assert written == figures | {f"tables/{key}.csv" for key in keys} | {
+        "index.html",
+        "report.md",
+        "report.tex",
+    }
+    assert "![" in (out / "report.md").read_text()
+
+
+def test_a_folder_that_is_none_ends_with_status_2(tmp_path, capsys):
+    assert command.main([str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert "nowhere is not a folder" in capsys.readouterr().err
+
+
+def test_a_thousand_runs_are_read_into_one_table(tmp_path):
+    names = list(paper.run_table(2).rows)
+    for number in range(1000):
+        recipe = CIFAR.but(activation=names[number % 17], seed=number // 17, epochs=2)
+        write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": 50.0 + number % 7})
+    found = gather([tmp_path])
+    assert len(found.runs) == 1000
+    cells = row(table(all_tables(found), "table2"), zoo.parse(names[0]).label)
+    assert cells[ACCURACY].text.endswith("(59) reduced")
+
+
+def test_what_is_committed_under_results_can_be_read():
+    folder = Path(__file__).parent.parent / "results"
+    found = gather([folder])
+    assert not found.complaints
+    assert len(found.runs) == 56
+    assert {run.status for run in found.runs} == {"finished"}
+    assert not any("no provenance" in line for line in found.sources)

@@ -1,0 +1,229 @@
+"""A folder of runs read back: all of it, whatever state it is in, and compared as statistics says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iglu.lab import runs_command
+from iglu.lab.fields import chooser, read_field
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.results import read_run, read_runs, setting_label, summarise
+
+BASE = RECIPES["digits-lt"].but(epochs=2)
+
+
+def _write(
+    out: Path, recipe: Recipe, figures: list[float], status: str = "finished", name: str = "test_acc"
+) -> Path:
+    """A folder as a run leaves it."""
+    folder = out / recipe.folder_name
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(recipe.as_dict()))
+    rows = [{"epoch": number, name: figure, "seconds": 1.0} for number, figure in enumerate(figures, start=1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status != "unfinished":
+        message = "The loss is nan in epoch 2" if status == "diverged" else ""
+        (folder / "state.json").write_text(json.dumps({"status": status, "message": message}))
+    return folder
+
+
+def _accuracy(activation: str, seed: int) -> float:
+    """The seed moves all activations alike, up to a little."""
+    draw = random.Random(f"{activation}/{seed}")
+    return 60 + 5 * random.Random(seed).gauss(0, 1) + len(activation) + 0.3 * draw.gauss(0, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for activation in ("gelu", "iglu:0.5", "iglu:learnable=5", "relu"):
+        for seed in range(4):
+            _write(tmp_path, BASE.but(activation=activation, seed=seed), [10.0, _accuracy(activation, seed)])
+    _write(tmp_path, BASE.but(ratio=100.0), [90.0, 50.0])
+    _write(tmp_path, BASE.but(activation="silu"), [20.0], "diverged")
+    _write(tmp_path, BASE.but(activation="mish"), [20.0], "unfinished")
+    return tmp_path
+
+
+def test_differences_are_paired_by_seed_and_narrower_than_the_means(folder: Path) -> None:
+    rows = {(row.setting, row.activation): row for row in summarise(read_runs(folder)[0])}
+    found = rows["digits-lt epochs=2", "iglu:0.5"]
+    pairs = [_accuracy("iglu:0.5", seed) - _accuracy("relu", seed) for seed in range(4)]
+    assert found.differences["relu"].mean == pytest.approx(statistics.mean(pairs))
+    assert found.differences["relu"].deviation == pytest.approx(statistics.stdev(pairs))
+    widths = [each.high - each.low for each in (found.differences["gelu"], found.mean)]
+    assert widths[0] < widths[1] / 3
+    assert rows["digits-lt epochs=2", "relu"].differences.keys() == {"gelu"}
+
+
+def test_a_mean_is_of_whole_runs_of_one_setting(folder: Path) -> None:
+    rows = [(row.setting, row.activation, row.mean.seeds) for row in summarise(read_runs(folder)[0])]
+    assert rows == [
+        ("digits-lt epochs=2", "iglu:0.5", 4),
+        ("digits-lt epochs=2", "iglu:learnable=5", 4),
+        ("digits-lt epochs=2", "relu", 4),
+        ("digits-lt epochs=2", "gelu", 4),
+        ("digits-lt epochs=2 ratio=100", "relu", 1),
+    ]
+
+
+def test_a_run_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        _write(tmp_path / name, BASE, [10.0, 61.0 if name == "first" else 99.0])
+    (row,) = summarise(read_runs(tmp_path)[0])
+    assert (row.mean.seeds, row.mean.mean) == (1, 61.0)
+
+
+def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) -> None:
+    whole, _ = read_runs(folder)
+    cut = _write(folder, BASE.but(seed=9), [10.0, 60.0])
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "test_a')
+    _write(folder, BASE.but(seed=10), [10.0, 60.0]).joinpath("recipe.json").write_text('{"name": ')
+    (folder / "empty").mkdir()
+    (folder / "odd").mkdir()
+    (folder / "odd" / "recipe.json").write_text("[]")
+    runs, complaints = read_runs(folder)
+    assert len(runs) == len(whole) + 1
+    assert [run.last["epoch"] for run in runs if run.recipe.seed == 9] == [2]
+    assert len(complaints) == 3
+    assert sum("line 3 of" in complaint for complaint in complaints) == 1
+    with pytest.raises(ValueError, match="line 3 of"):
+        read_run(cut)
+
+
+def test_a_thousand_runs_are_read_and_summarised(tmp_path: Path) -> None:
+    activations = ("relu", "gelu", "silu", "iglu:0.5", "iglu:1")
+    for seed in range(200):
+        for activation in activations:
+            figures = [10.0, _accuracy(activation, seed)]
+            _write(tmp_path, BASE.but(activation=activation, seed=seed), figures)
+    runs, complaints = read_runs(tmp_path)
+    assert (len(runs), complaints) == (1000, [])
+    rows = summarise(runs)
+    assert [row.mean.seeds for row in rows] == [200] * len(activations)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_lists_compares_and_names_what_is_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad").mkdir()
+    (folder / "bad" / "recipe.json").write_text("{")
+    assert runs_command.main([str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert "best*: chosen on the test set" in shown.out
+    assert "diverged: digits-lt_silu_epochs=2_seed=0: The loss is nan" in shown.out
+    assert "1 of 19 runs have epochs to go" in shown.out
+    line = next(line for line in shown.out.splitlines() if "ratio=100" in line)
+    assert line.split()[-3:] == ["50.00%", "90.00%", "1"]
+    assert f"{folder / 'bad'} cannot be read" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["iglu"], 8),
+        (["iglu:learnable"], 4),
+        (["iglu:0.50", "relu"], 9),
+        (["relu", "ratio=100"], 1),
+        (["seed=1", "seed=2", "gelu", "relu"], 4),
+        (["digits-lt"], 19),
+    ],
+)
+def test_words_of_one_kind_are_alternatives_and_kinds_narrow_down(
+    words: list[str], count: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runs_command.main([str(folder), "--json", "--filter", *words]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == count
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["igul"], "Did you mean 'iglu'?"),
+        (["ratoi=100"], "Did you mean 'ratio'?"),
+        (["ratio=many"], "ratio must be a number, got 'many'"),
+        (["celu"], "There are: digits-lt, gelu, iglu:0.5"),
+        (["gelu", "ratio=100"], "No run fits gelu ratio=100 together"),
+    ],
+)
+def test_a_filter_that_fits_nothing_says_what_there_is(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runs_command.main([str(folder), "--filter", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_json_and_csv_carry_the_same_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runs_command.main([str(folder), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert runs_command.main([str(folder), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["folder"] for row in rows] == [row["folder"] for row in body["runs"]]
+    assert [row["last"] for row in rows] == [str(row["last"]) for row in body["runs"]]
+    alone = next(row for row in body["summary"] if row["setting"].endswith("ratio=100"))
+    assert alone["mean"]["high"] is None  # of one seed the interval is the whole line
+
+
+def test_another_figure_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(tmp_path, RECIPES["gpt2-python"].but(epochs=1), [31.5], name="perplexity")
+    assert runs_command.main([str(tmp_path), "--figure", "perplexity", "--summary"]) == 0
+    assert "31.50" in capsys.readouterr().out
+    assert runs_command.main([str(tmp_path), "--figure", "test_los"]) == 0
+    assert "No finished run has 'test_los'. There are: epoch, perplexity" in capsys.readouterr().out
+
+
+# -- fields as words -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("epochs=3", 3),
+        ("lr=1", 1.0),
+        ("clip=none", None),
+        ("norm=False", False),
+        ("precision=32", "32"),
+        ("dataset=texts/mine.txt", "texts/mine.txt"),
+        ("jitter=[0, 0, 0, 0.1]", (0.0, 0.0, 0.0, 0.1)),
+    ],
+)
+def test_a_field_is_read_as_what_the_recipe_takes(word: str, value: Any) -> None:
+    name, found = read_field(word)
+    assert found == value
+    assert type(found) is type(value)
+    assert getattr(BASE.but(**{name: found}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("epochs=3.5", "epochs must be a whole number, got 3.5"),
+        ("norm=1", "norm must be true or false, got 1"),
+        ("jitter=[1]", "jitter must be a list of 4 numbers"),
+        ("schedule=cosin", "Did you mean 'cosine'?"),
+        ("epochs", "Write field=value"),
+    ],
+)
+def test_a_field_that_cannot_be_read_says_what_it_takes(word: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_field(word)
+
+
+def test_without_words_everything_is_meant() -> None:
+    assert chooser((), [BASE])(BASE)
+
+
+def test_a_setting_is_named_by_its_differences() -> None:
+    assert setting_label(BASE.but(threads=3, seed=5, stop_after=1)) == "digits-lt epochs=2 stop_after=1"

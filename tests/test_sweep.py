@@ -1,0 +1,412 @@
+"""Sweeps: the grid is the paper's, and whatever happens to one, the next goes on to the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from iglu.lab import paper, sweep_command, sweep_estimate
+from iglu.lab.data.longtail import class_sizes
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.results import read_runs
+from iglu.lab.runfolder import claim
+from iglu.lab.sweep import Outcome, Progress, Watcher, carry_out, missing_data, read_grid, survey
+from iglu.lab.sweep_estimate import durations, wall_seconds
+from iglu.lab.sweep_local import run_local
+
+CELL = RECIPES["digits-lt"].but(epochs=2, epoch_steps=3, batch=8, threads=1)
+
+FILE = """
+recipes = ["digits-lt"]
+activations = ["relu", "iglu:0.5"]
+seeds = 2
+epochs = 2
+epoch_steps = 3
+batch = 8
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own, and one thread: tests run beside each other."""
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _file(folder: Path, content: str = FILE) -> str:
+    path = folder / "small.toml"
+    path.write_text(content)
+    return str(path)
+
+
+def _figures(out: Path) -> dict[str, object]:
+    runs, complaints = read_runs(out)
+    assert not complaints
+    assert {run.status for run in runs} == {"finished"}
+    return {run.folder.name: run.without_timings() for run in runs}
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", paper.RUN_TABLES)
+def test_a_table_has_every_row_and_column_of_the_paper(number: int) -> None:
+    cells = read_grid(f"table{number}", seeds=3).cells
+    table = paper.run_table(number)
+    expected = {
+        (column.recipe.name, column.recipe.ratio, activation, seed)
+        for column in table.columns for activation in table.rows for seed in range(3)
+    }  # fmt: skip
+    assert {(cell.name, cell.ratio, cell.activation, cell.seed) for cell in cells} == expected
+    assert len(cells) == len(expected)
+    assert len({cell.folder_name for cell in cells}) == len(cells)
+
+
+def test_table_4_has_the_printed_ratios_and_the_one_that_was_run() -> None:
+    assert {cell.ratio for cell in read_grid("table4").cells} == {10, 20, 50, 100, 200, 500}
+
+
+def test_tables_2_and_3_have_the_learnable_sigmas() -> None:
+    for name in ("table2", "table3"):
+        assert {"iglu:learnable=5", "iglu_approx:learnable=5"} <= {
+            c.activation for c in read_grid(name).cells
+        }
+
+
+def test_table_5_has_six_networks_with_and_without_normalisation() -> None:
+    cells = read_grid("table5", seeds=1).cells
+    assert sorted((cell.model, cell.norm) for cell in cells) == sorted(
+        itertools.product(("resnet20", "gpt2-small", "vit-tiny"), (True, False))
+    )
+
+
+def test_seeds_are_outermost_and_fields_are_changed(tmp_path: Path) -> None:
+    cells = read_grid(_file(tmp_path), changes={"lr": 0.5}).cells
+    assert [(cell.seed, cell.activation) for cell in cells] == [
+        (0, "relu"), (0, "iglu:0.5"), (1, "relu"), (1, "iglu:0.5"),
+    ]  # fmt: skip
+    assert {(cell.epochs, cell.batch, cell.lr) for cell in cells} == {(2, 8, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (FILE + "rato = 3", "Unknown field 'rato'. Did you mean 'ratio'?"),
+        (FILE + 'activation = "relu"', "Unknown field 'activation'. Did you mean 'activations'?"),
+        (FILE + "lr = 'fast'", "lr must be a number, got 'fast'"),
+        (FILE + "ratio = 0.5", "ratio must be at least 1, got 0.5"),
+        (FILE + 'model = "resnet21"', "model must be one of"),
+        (FILE.replace("iglu:0.5", "igul:0.5"), "Unknown activation 'igul'. Did you mean 'iglu'?"),
+        (FILE.replace("digits-lt", "digit-lt"), "Unknown recipe 'digit-lt'. Did you mean 'digits-lt'?"),
+        (FILE.replace("seeds = 2", "seeds = 0"), "seeds must be a number of seeds or a list of them, got 0"),
+        (FILE.replace("recipes", "recipe"), "Unknown field 'recipe'. Did you mean 'recipes'?"),
+        (FILE + "devices = 2", "a cell has one process"),
+        (FILE + "epochs = 3", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_key(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep_command.main([_file(tmp_path, content), "--dry-run"]) == sweep_command.MISTAKE
+    shown = capsys.readouterr().err
+    assert "small.toml" in shown
+    assert message in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["table6"], "Unknown sweep 'table6'. Did you mean"),
+        (["nowhere.toml"], "There is no file nowhere.toml"),
+        (["table4", "--only", "ratio=30"], "There are: resnet20-cifar100-lt, iglu:0.1"),
+        (["table4", "--only", "igul"], "Did you mean 'iglu'?"),
+        (["table4", "--set", "epoch=3"], "Did you mean 'epochs'?"),
+        (["table4", "--set", "seed=3"], "seed cannot be set: the seeds of a sweep are its grid"),
+        (["table4", "--seeds", "0"], "--seeds must be at least 1"),
+        (["table4", "--jobs", "0"], "--jobs must be at least 1"),
+        (["table4", "--time-limit", "soon"], "--time-limit is a time such as 2h"),
+    ],
+)
+def test_a_mistake_in_the_flags_says_what_was_meant(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep_command.main([*flags, "--dry-run"]) == sweep_command.MISTAKE
+    assert message in capsys.readouterr().err
+
+
+# -- the estimate ----------------------------------------------------------------------------------
+
+
+def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
+    (outcome,) = run_local([CELL], out=tmp_path)
+    assert outcome.run is not None
+    epoch = sum(row["seconds"] + row["test_seconds"] for row in outcome.run.history) / 2
+    longer = CELL.but(activation="iglu:1", seed=7, epochs=40)
+    assert durations([longer], [outcome.run])[longer].seconds == pytest.approx(40 * epoch)
+    half = durations([longer], [outcome.run], {longer: outcome.run})
+    assert half[longer].seconds == pytest.approx(38 * epoch)
+
+
+def test_without_runs_the_time_of_a_step_is_scaled_to_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sweep_estimate, "_speed", lambda recipe, data: sweep_estimate._Speed(sample=0.01, update=0.5)
+    )
+    cell = RECIPES["resnet20-cifar100-lt"].but(ratio=10.0, epochs=3)
+    images = sum(class_sizes(500, 100, 10.0))
+    expected = 3 * (0.01 * (images + 10_000 / 3) + 0.5 * math.ceil(images / 128))
+    assert durations([cell])[cell].seconds == pytest.approx(expected)
+
+
+def test_a_set_that_is_not_here_is_timed_on_random_input(tmp_path: Path) -> None:
+    cells = [RECIPES["resnet20-cifar10"], RECIPES["gpt2-mini-wikitext2"], CELL.but(dataset="mine.txt")]
+    found = durations(cells, data=tmp_path)
+    assert [math.isfinite(found[cell].seconds) for cell in cells] == [True, True, False]
+    assert "missing" in found[cells[2]].source
+
+
+def test_the_wall_clock_is_an_even_share_but_no_less_than_the_longest_cell() -> None:
+    assert wall_seconds([10, 10, 10, 10], jobs=2) == 20
+    assert wall_seconds([10, 50, math.nan], jobs=2) == 50
+
+
+def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--dry-run",
+        "--only",
+        "iglu",
+        "ratio=200",
+        "ratio=500",
+        "--seeds",
+        "2",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert sweep_command.main(["table4", *flags, "--data", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "table4: 20 cells" in shown
+    assert "20 of 20 cells to go" in shown
+    assert not (tmp_path / "o").exists()
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def test_a_stopped_sweep_goes_on_with_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [_file(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    assert sweep_command.main([*flags, "--seeds", "1", "--only", "relu"]) == 0
+    (first,) = read_runs(tmp_path / "out")[0]
+    before = (first.folder / "provenance.jsonl").read_text()
+    assert sweep_command.main(flags) == 0
+    shown = capsys.readouterr().out
+    assert "3 of 4 cells to go" in shown
+    assert "4 finished, 0 failed, 0 left" in shown
+    assert "- ReLU" in shown
+    assert (first.folder / "provenance.jsonl").read_text() == before
+    assert len(_figures(tmp_path / "out")) == 4
+    assert sweep_command.main(flags) == 0
+    assert "0 of 4 cells to go" in capsys.readouterr().out
+
+
+def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path: Path) -> None:
+    cells = read_grid(_file(tmp_path), changes={"threads": 1}).cells
+    for jobs in (1, 2):
+        run_local(cells, out=tmp_path / str(jobs), jobs=jobs)
+    assert _figures(tmp_path / "1") == _figures(tmp_path / "2")
+
+
+class _Kills(Watcher):
+    """Kills the first worker that speaks, as the system does when memory runs out."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def progressed(self, recipe: Recipe, progress: Progress | None) -> None:
+        if progress is not None and not self.is_done:
+            self.is_done = True
+            (worker,) = multiprocessing.active_children()
+            worker.kill()
+
+
+def test_a_killed_worker_fails_its_cell_alone_and_the_next_call_mends_it(tmp_path: Path) -> None:
+    cells = [CELL.but(seed=seed, epoch_steps=20) for seed in range(2)]
+    outcomes = run_local(cells, out=tmp_path / "out", watcher=_Kills())
+    assert [outcome.run is None for outcome in outcomes] == [True, False]
+    assert outcomes[0].failure.startswith("its process was killed (SIGKILL)")
+    assert survey(cells, tmp_path / "out").left == cells[:1]
+    run_local(cells[:1], out=tmp_path / "out")
+    run_local(cells, out=tmp_path / "quiet")
+    assert _figures(tmp_path / "out") == _figures(tmp_path / "quiet")
+
+
+def test_failed_and_diverged_cells_are_named_and_the_others_finish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    spoilt = out / CELL.but(activation="iglu:0.5", seed=1).folder_name
+    spoilt.mkdir(parents=True)
+    (spoilt / "recipe.json").write_text("{")
+    flags = [_file(tmp_path), "--out", str(out)]
+    assert sweep_command.main(flags) == sweep_command.FAILED
+    shown = capsys.readouterr().out
+    assert f"failed: {spoilt.name}: {spoilt} cannot be read" in shown
+    assert "3 finished, 1 failed, 0 left" in shown
+    assert sweep_command.main([*flags, "--seeds", "1", "--set", "lr=1e30", "clip=none"]) == 0
+    shown = capsys.readouterr().out
+    assert "diverged: digits-lt_relu_epochs=2" in shown
+    assert "2 diverged, 0 failed, 0 left" in shown
+
+
+def test_cells_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
+    missing = CELL.but(dataset="nowhere.txt", model="gpt2-nano", tokenizer="bytes")
+    (found,) = missing_data([CELL, missing], tmp_path)
+    assert found.recipe == missing
+    assert "No text 'nowhere.txt'" in found.failure
+
+
+def test_a_cell_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path: Path) -> None:
+    said: list[Progress] = []
+
+    def report(progress: Progress) -> bool:
+        said.append(progress)
+        return False
+
+    with claim(tmp_path / CELL.folder_name):
+        given_up = carry_out(CELL, data=None, out=tmp_path, report=report, patience=0.0)
+    assert given_up.run is None
+    assert "Another process is at the run" in given_up.failure
+    assert "waits for its folder" in said[0].text
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with claim(tmp_path / CELL.folder_name):
+            is_held.set()
+            may_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(60)
+
+    def release(progress: Progress) -> bool:
+        may_go.set()
+        return False
+
+    outcome = carry_out(CELL, data=None, out=tmp_path, report=release)
+    holder.join()
+    assert outcome.run is not None
+    assert outcome.run.status == "finished"
+
+
+def test_an_error_that_nobody_foresaw_fails_its_cell_with_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iglu.lab.sweep.fit", lambda *_, **__: 1 // 0)
+    outcome = carry_out(CELL, data=None, out=tmp_path, report=lambda progress: False)
+    assert outcome.failure.startswith("ZeroDivisionError")
+    assert "carry_out" in outcome.traceback or "_attempt" in outcome.traceback
+
+
+# -- stopped from outside --------------------------------------------------------------------------
+
+LONG = FILE.replace("epoch_steps = 3", "epoch_steps = 30") + "checkpoint_every = 0.2\n"
+
+
+def _start(target: str, out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "iglu", "sweep", target, "--out", str(out), "--jobs", "2", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _wait_for_checkpoint(out: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not list(out.glob("*/checkpoint-*")):
+        assert time.monotonic() < deadline, "no cell has begun"
+        time.sleep(0.02)
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The figures of a sweep that was left alone."""
+    folder = tmp_path_factory.mktemp("quiet")
+    run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).cells, out=folder / "out", jobs=2)
+    return _figures(folder / "out")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("ctrl-c", marks=pytest.mark.slow),
+        pytest.param("kill", marks=pytest.mark.slow),
+        "time limit",
+    ],
+)
+def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
+    way: str, quiet: dict[str, object], tmp_path: Path
+) -> None:
+    target, out = _file(tmp_path, LONG), tmp_path / "out"
+    if way == "time limit":
+        process = _start(target, out, "--time-limit", "0.1s", "--seeds", "1")
+    else:
+        process = _start(target, out)
+        _wait_for_checkpoint(out)
+    if way == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    elif way == "kill":
+        process.kill()
+    shown = process.communicate(timeout=120)[0]
+    expected = {
+        "ctrl-c": sweep_command.INTERRUPTED,
+        "kill": -signal.SIGKILL,
+        "time limit": sweep_command.TIME_IS_UP,
+    }
+    assert process.returncode == expected[way]
+    if way != "kill":
+        assert "the same command goes on with what is left" in shown
+        assert " left" in shown
+    deadline = time.monotonic() + 60
+    while _is_alive(process.pid):  # workers of a killed sweep see to their end themselves
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    cells = read_grid(target, changes={"threads": 1}).cells
+    found = survey(cells, out)
+    assert found.left
+    if way == "ctrl-c":
+        assert {json.loads(path.read_text())["status"] for path in out.glob("*/state.json")} <= {
+            "stopped",
+            "finished",
+        }
+    run_local(found.left, out=out, jobs=2)
+    assert _figures(out) == quiet
+
+
+def test_outcomes_come_in_the_order_in_which_cells_end(tmp_path: Path) -> None:
+    ends: list[Outcome] = []
+
+    class Notes(Watcher):
+        def ended(self, outcome: Outcome) -> None:
+            ends.append(outcome)
+
+    assert run_local([CELL, CELL.but(seed=1)], out=tmp_path, jobs=2, watcher=Notes()) == ends
+    assert len(ends) == 2

@@ -11,8 +11,9 @@ import torch
 from iglu.lab import demo
 from iglu.lab.results import read_runs
 
-# Where the direct formula's gradient first has the wrong sign: the errata of the paper.
-KNOWN = {torch.float32: (230, 280), torch.float16: (9, 12), torch.bfloat16: (4, 6)}
+# Where the direct formula has its first gradient of the wrong sign: the errata of the paper, with a margin
+# for how densely one looks.
+KNOWN = {torch.float32: (210, 290), torch.float16: (9, 12), torch.bfloat16: (4, 6)}
 
 
 @pytest.mark.parametrize("dtype", KNOWN, ids=str)

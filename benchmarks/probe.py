@@ -8,6 +8,7 @@ or many.
 from __future__ import annotations
 
 import argparse
+import random
 import resource
 import statistics
 import subprocess
@@ -66,8 +67,10 @@ def time_ratios(rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         x = torch.randn(BATCH)
-        for name, call in ways.items():
-            took = seconds(call, x)
+        # In another order each round: the first one pays for the caches.
+        names = list(ways)
+        for name in random.Random(number).sample(names, len(names)):
+            took = seconds(ways[name], x)
             if number:  # the first round warms up
                 times[name].append(took)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {rounds} interleaved rounds")

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("tyro", reason="the command needs the lab")
 pytest.importorskip("matplotlib")
 
-from iglu.lab import probe as command
+from iglu.lab.probe import command
 
 
 def make_model() -> nn.Module:

@@ -103,7 +103,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     half.mkdir()
     (half / "recipe.json").write_text('{"name": "resn')
     bad_line = write_run(tmp_path, CIFAR.but(seed=1), {"test_loss": 0.5, "test_acc": 90.0})
-    (bad_line / "metrics.jsonl").write_text('{"epoch": 1, "test_acc": 1.0}\nnonsense\n')
+    lines = (bad_line / "metrics.jsonl").read_text().splitlines()
+    (bad_line / "metrics.jsonl").write_text("\n".join(["nonsense", *lines[1:]]) + "\n")
     no_epoch = write_run(tmp_path, CIFAR.but(seed=2), {}, epochs=0, status="unfinished")
     foreign = {
         "recipe.json": '["soup"]',
@@ -115,12 +116,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
         (tmp_path / f"foreign{number}").mkdir()
         (tmp_path / f"foreign{number}" / name).write_text(text)
     found = gather([tmp_path])
-    assert [run.folder for run in found.runs] == [good, no_epoch]
+    assert [run.folder for run in found.runs] == [good, bad_line, no_epoch]
     named = "\n".join(found.complaints)
     for place in (half, bad_line, no_epoch, *(tmp_path / f"foreign{number}" for number in range(4))):
         assert str(place) in named
     assert len(found.complaints) == 7
-    assert row(table(all_tables(found), "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
+    assert row(table(all_tables(found), "table2"), "ReLU")[ACCURACY].text == "90.00 ± 0.00 (2)"
 
 
 def test_rows_that_are_none_are_left_out_of_a_bench_and_counted(tmp_path):

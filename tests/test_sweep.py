@@ -18,14 +18,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from iglu.lab import paper, sweep_command, sweep_estimate
+from iglu.lab import paper
 from iglu.lab.data.longtail import class_sizes
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results import read_runs
 from iglu.lab.runfolder import claim
-from iglu.lab.sweep import Outcome, Progress, Watcher, carry_out, missing_data, read_grid, survey
-from iglu.lab.sweep_estimate import durations, wall_seconds
-from iglu.lab.sweep_local import run_local
+from iglu.lab.sweep import command, estimate
+from iglu.lab.sweep.cell import Outcome, Progress, Watcher, carry_out, missing_data
+from iglu.lab.sweep.estimate import durations, wall_seconds
+from iglu.lab.sweep.grid import read_grid, survey
+from iglu.lab.sweep.local import run_local
 
 CELL = RECIPES["digits-lt"].but(epochs=2, epoch_steps=3, batch=8, threads=1)
 
@@ -123,7 +125,7 @@ def test_seeds_are_outermost_and_fields_are_changed(tmp_path: Path) -> None:
 def test_a_bad_file_is_named_with_its_key(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep_command.main([_file(tmp_path, content), "--dry-run"]) == sweep_command.MISTAKE
+    assert command.main([_file(tmp_path, content), "--dry-run"]) == command.MISTAKE
     shown = capsys.readouterr().err
     assert "small.toml" in shown
     assert message in shown
@@ -146,7 +148,7 @@ def test_a_bad_file_is_named_with_its_key(
 def test_a_mistake_in_the_flags_says_what_was_meant(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep_command.main([*flags, "--dry-run"]) == sweep_command.MISTAKE
+    assert command.main([*flags, "--dry-run"]) == command.MISTAKE
     assert message in capsys.readouterr().err
 
 
@@ -164,9 +166,7 @@ def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
 
 
 def test_without_runs_the_time_of_a_step_is_scaled_to_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sweep_estimate, "_speed", lambda recipe, data: sweep_estimate._Speed(sample=0.01, update=0.5)
-    )
+    monkeypatch.setattr(estimate, "_speed", lambda recipe, data: estimate._Speed(sample=0.01, update=0.5))
     cell = RECIPES["resnet20-cifar100-lt"].but(ratio=10.0, epochs=3)
     images = sum(class_sizes(500, 100, 10.0))
     expected = 3 * (0.01 * (images + 10_000 / 3) + 0.5 * math.ceil(images / 128))
@@ -197,7 +197,7 @@ def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest
         "--out",
         str(tmp_path / "o"),
     ]
-    assert sweep_command.main(["table4", *flags, "--data", str(tmp_path)]) == 0
+    assert command.main(["table4", *flags, "--data", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "table4: 20 cells" in shown
     assert "20 of 20 cells to go" in shown
@@ -209,17 +209,17 @@ def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest
 
 def test_a_stopped_sweep_goes_on_with_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [_file(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    assert sweep_command.main([*flags, "--seeds", "1", "--only", "relu"]) == 0
+    assert command.main([*flags, "--seeds", "1", "--only", "relu"]) == 0
     (first,) = read_runs(tmp_path / "out")[0]
     before = (first.folder / "provenance.jsonl").read_text()
-    assert sweep_command.main(flags) == 0
+    assert command.main(flags) == 0
     shown = capsys.readouterr().out
     assert "3 of 4 cells to go" in shown
     assert "4 finished, 0 failed, 0 left" in shown
     assert "- ReLU" in shown
     assert (first.folder / "provenance.jsonl").read_text() == before
     assert len(_figures(tmp_path / "out")) == 4
-    assert sweep_command.main(flags) == 0
+    assert command.main(flags) == 0
     assert "0 of 4 cells to go" in capsys.readouterr().out
 
 
@@ -262,11 +262,11 @@ def test_failed_and_diverged_cells_are_named_and_the_others_finish(
     spoilt.mkdir(parents=True)
     (spoilt / "recipe.json").write_text("{")
     flags = [_file(tmp_path), "--out", str(out)]
-    assert sweep_command.main(flags) == sweep_command.FAILED
+    assert command.main(flags) == command.FAILED
     shown = capsys.readouterr().out
     assert f"failed: {spoilt.name}: {spoilt} cannot be read" in shown
     assert "3 finished, 1 failed, 0 left" in shown
-    assert sweep_command.main([*flags, "--seeds", "1", "--set", "lr=1e30", "clip=none"]) == 0
+    assert command.main([*flags, "--seeds", "1", "--set", "lr=1e30", "clip=none"]) == 0
     shown = capsys.readouterr().out
     assert "diverged: digits-lt_relu_epochs=2" in shown
     assert "2 diverged, 0 failed, 0 left" in shown
@@ -315,7 +315,7 @@ def test_a_cell_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path
 def test_an_error_that_nobody_foresaw_fails_its_cell_with_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iglu.lab.sweep.fit", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr("iglu.lab.sweep.cell.fit", lambda *_, **__: 1 // 0)
     outcome = carry_out(CELL, data=None, out=tmp_path, report=lambda progress: False)
     assert outcome.failure.startswith("ZeroDivisionError")
     assert "carry_out" in outcome.traceback or "_attempt" in outcome.traceback
@@ -377,9 +377,9 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
         process.kill()
     shown = process.communicate(timeout=120)[0]
     expected = {
-        "ctrl-c": sweep_command.INTERRUPTED,
+        "ctrl-c": command.INTERRUPTED,
         "kill": -signal.SIGKILL,
-        "time limit": sweep_command.TIME_IS_UP,
+        "time limit": command.TIME_IS_UP,
     }
     assert process.returncode == expected[way]
     if way != "kill":

@@ -8,7 +8,7 @@ import importlib
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("iglu.lab.demo", "the tour: how right, how fast, and small networks trained over seeds"),
     "train": ("iglu.lab.train_command", "train a network by a recipe of the paper, or go on with it"),
-    "sweep": ("iglu.lab.sweep_command", "a whole table of the paper over seeds, here or on a Ray cluster"),
+    "sweep": ("iglu.lab.sweep", "a whole table of the paper over seeds, here or on a Ray cluster"),
     "runs": ("iglu.lab.runs_command", "list, filter and compare the runs of a folder"),
     "bench": ("iglu.lab.bench", "time every activation: Table 1 of the paper, and beyond"),
     "probe": ("iglu.lab.probe", "the tails of a model's pre-activations, and which sigma they suggest"),

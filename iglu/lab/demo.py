@@ -29,8 +29,8 @@ from iglu.lab.report.command import shipped_folders, write_report
 from iglu.lab.report.computed import negative_numbers
 from iglu.lab.results import Run, estimate, paired_difference
 from iglu.lab.storage import write_json
-from iglu.lab.sweep import Outcome, Watcher
-from iglu.lab.sweep_local import run_local
+from iglu.lab.sweep.cell import Outcome, Watcher
+from iglu.lab.sweep.local import run_local
 
 ACTIVATIONS = ("relu", "gelu", "silu", "iglu:0.5", "iglu:1", "iglu:5", "iglu_approx:1")
 REFERENCE = "relu"

@@ -146,13 +146,18 @@ class Recipe:
     @property
     def folder_name(self) -> str:
         """Name, activation, every difference from the named recipe, seed; safe on every file system."""
-        base = RECIPES.get(self.name) or Recipe(self.name, self.dataset, self.model)
-        parts = [self.name, self.activation]
-        for name, value in self.identity().items():
-            if name not in ("name", "activation", "seed") and value != getattr(base, name):
-                parts.append(f"{name}={_short(value)}")
-        parts.append(f"seed={self.seed}")
+        changed = [f"{name}={value}" for name, value in self.differences().items()]
+        parts = [self.name, self.activation, *changed, f"seed={self.seed}"]
         return "_".join("".join(c if c.isalnum() or c in ".=+-" else "-" for c in part) for part in parts)
+
+    def differences(self) -> dict[str, str]:
+        """What differs from the recipe of that name, apart from activation and seed, written short."""
+        base = RECIPES.get(self.name) or Recipe(self.name, self.dataset, self.model)
+        return {
+            name: _short(value)
+            for name, value in self.identity().items()
+            if name not in ("name", "activation", "seed") and value != getattr(base, name)
+        }
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide what is computed."""

@@ -24,7 +24,7 @@ from torch import nn
 
 from iglu import zoo
 from iglu.lab.checkpoint import newest_checkpoint
-from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.recipes import Recipe
 
 Row = dict[str, Any]
 
@@ -94,12 +94,23 @@ class Run:
         return model.eval()
 
 
-def read_run(folder: Path | str) -> Run:
-    """The run in ``folder``; a ValueError says what is wrong with it."""
-    bad_lines: list[str] = []
-    run = _read(Path(folder), bad_lines)
-    if bad_lines:
-        raise ValueError(f"{folder} cannot be read: {bad_lines[0]}")
+def read_run(folder: Path | str, complaints: list[str] | None = None) -> Run:
+    """The run in ``folder``; a ValueError says what is wrong with it.  With a list for ``complaints``, lines
+    of metrics that cannot be read are left out and named there."""
+    folder, bad_lines = Path(folder), list[str]()
+    try:
+        recipe = Recipe.from_dict(json.loads((folder / RECIPE).read_text()))
+        state = json.loads(_text(folder / STATE) or '{"status": "unfinished"}')
+        history = _history(folder / METRICS, bad_lines)
+        if bad_lines and complaints is None:
+            raise ValueError(bad_lines[0])
+        run = Run(folder, recipe, state["status"], history, state.get("message", ""))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder} cannot be read: {error}") from error
+    if complaints is not None:
+        complaints += bad_lines
     return run
 
 
@@ -110,25 +121,13 @@ def read_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
 
     def read(path: Path) -> Run | None:
         try:
-            return _read(path.parent, complaints)
+            return read_run(path.parent, complaints)
         except ValueError as error:
             complaints.append(str(error))
             return None
 
     runs = [read(path) for path in sorted(Path(folder).rglob(RECIPE))]
     return [run for run in runs if run is not None], complaints
-
-
-def _read(folder: Path, bad_lines: list[str]) -> Run:
-    try:
-        recipe = Recipe.from_dict(json.loads((folder / RECIPE).read_text()))
-        state = json.loads(_text(folder / STATE) or '{"status": "unfinished"}')
-        history = _history(folder / METRICS, bad_lines)
-        return Run(folder, recipe, state["status"], history, state.get("message", ""))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{folder} cannot be read: {error}") from error
 
 
 def _history(path: Path, bad_lines: list[str]) -> tuple[Row, ...]:
@@ -147,8 +146,8 @@ def _epoch(line: str) -> Row | None:
         row = json.loads(line)
     except ValueError:
         return None
-    is_epoch = isinstance(row, dict) and "epoch" in row and not FIGURES.isdisjoint(row)
-    return row if is_epoch else None
+    is_epoch = isinstance(row, dict) and isinstance(row.get("epoch"), int)
+    return row if is_epoch and not FIGURES.isdisjoint(row) else None
 
 
 def _text(path: Path) -> str:
@@ -233,14 +232,13 @@ def setting_of(recipe: Recipe) -> Recipe:
 def setting_label(recipe: Recipe) -> str:
     """The recipe's name and what differs from the recipe of that name.
 
-    >>> setting_label(RECIPES["digits-lt"].but(ratio=100.0, activation="gelu"))
+    >>> from iglu.lab.recipes import get_recipe
+    >>> setting_label(get_recipe("digits-lt").but(ratio=100.0, activation="gelu"))
     'digits-lt ratio=100'
     """
-    base = RECIPES.get(recipe.name) or Recipe(recipe.name, recipe.dataset, recipe.model)
-    words = [recipe.name]
-    for name, value in setting_of(recipe).as_dict().items():
-        if name not in ("activation", "seed") and value != getattr(setting_of(base), name):
-            words.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    words = [recipe.name, *(f"{name}={value}" for name, value in recipe.differences().items())]
+    if recipe.last_epoch < recipe.epochs:
+        words.append(f"stop_after={recipe.last_epoch}")
     return " ".join(words)
 
 

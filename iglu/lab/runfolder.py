@@ -45,8 +45,7 @@ def open_run(folder: Path, recipe: Recipe) -> Run | None:
     if path.exists():
         run = read_run(folder)
         _check_same(run.recipe, recipe, folder)
-        done = len(run.history) if run.status in ("finished", "stopped") else 0
-        if run.status == "diverged" or done >= recipe.last_epoch:
+        if run.is_done_for(recipe):
             return run
         (folder / results.STATE).unlink(missing_ok=True)
     write_json(path, recipe.as_dict())

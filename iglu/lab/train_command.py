@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu.lab.data import data_folder
-from iglu.lab.probe_observer import TailObserver
+from iglu.lab.probe.observer import TailObserver
 from iglu.lab.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
 from iglu.lab.runfolder import FolderInUseError

@@ -68,7 +68,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
     def read(path: Path) -> None:
         try:
             if path.name == results.RECIPE:
-                runs.append(_run(path.parent))
+                runs.append(_run(path.parent, complaints))
             elif path.name in BENCH_FILES:
                 benches.append(_bench(path, complaints))
             else:
@@ -117,11 +117,8 @@ def _files(folders: Iterable[Path], complaints: list[str]) -> Iterator[Path]:
 # -- runs ----------------------------------------------------------------------------------------------
 
 
-def _run(folder: Path) -> Run:
-    run = read_run(folder)
-    for number, row in enumerate(run.history, 1):
-        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
-            raise ValueError(f"{folder} cannot be read: line {number} of {results.METRICS} is no epoch")
+def _run(folder: Path, complaints: list[str]) -> Run:
+    run = read_run(folder, complaints)
     # One spelling for one activation: iglu:0.50 is iglu:0.5.
     recipe = run.recipe.but(activation=str(zoo.parse(run.recipe.activation)))
     return dataclasses.replace(run, recipe=recipe)

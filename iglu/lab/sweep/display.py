@@ -14,8 +14,8 @@ from rich.text import Text
 
 from iglu.lab.progress import conclude
 from iglu.lab.recipes import Recipe
-from iglu.lab.sweep import Outcome, Progress, Watcher
-from iglu.lab.sweep_estimate import in_words
+from iglu.lab.sweep.cell import Outcome, Progress, Watcher
+from iglu.lab.sweep.estimate import in_words
 
 
 class Lines(Watcher):

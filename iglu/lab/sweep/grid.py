@@ -1,18 +1,14 @@
-"""A grid of runs: which cells it has, which of them are left, and how one is carried out.
+"""A grid of runs: which cells it has, and which of them are left.
 
 A cell is a recipe with its activation and seed set; its folder tells whether it is done, so that a sweep
 keeps no state of its own and goes on after anything, also with more seeds or activations than before.
-Who carries the cells out is in ``sweep_local`` (processes on this machine) and ``sweep_ray`` (a cluster).
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +17,7 @@ from iglu.lab import paper
 from iglu.lab.fields import check_field, checked
 from iglu.lab.recipes import Recipe, get_recipe
 from iglu.lab.results import RECIPE, Run, read_run
-from iglu.lab.runfolder import FolderInUseError
-from iglu.lab.tasks import MODELS, load_task
-from iglu.lab.train import Observer, Training, fit
+from iglu.lab.tasks import MODELS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,13 +29,6 @@ SEEDS = 5  # where nothing else is said
 
 # Chosen by the grid itself.
 _OF_THE_GRID = {"name": "recipes", "activation": "activations", "seed": "seeds"}
-
-# How long a cell waits for a folder that another process holds: one that was killed a moment ago may not be
-# gone yet, and a file server may keep the lock of a dead machine for its lease, a minute or two.
-PATIENCE = 300.0
-
-# Seconds between two words of a cell about itself.
-REPORT_EVERY = 0.5
 
 
 class Grid(NamedTuple):
@@ -174,110 +161,3 @@ def _existing(folder: Path, complaints: list[str]) -> Run | None:
     except ValueError as error:
         complaints.append(str(error))
         return None
-
-
-# -- one cell --------------------------------------------------------------------------------------
-
-
-class Progress(NamedTuple):
-    """How far a cell is."""
-
-    epoch: int  # the one it is in, from 1
-    epochs: int
-    share: float  # of all its steps
-    text: str  # figures and speed
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a cell went.  A run that diverged or was stopped is a run; without one the cell failed."""
-
-    recipe: Recipe
-    run: Run | None
-    failure: str = ""  # in one line
-    traceback: str = ""  # of an error that nobody foresaw
-
-
-class Watcher:
-    """Is told how a sweep goes; every method may be left as it is."""
-
-    def progressed(self, recipe: Recipe, progress: Progress | None) -> None:
-        """A cell works; without ``progress`` it has begun and prepares its data."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """A cell has ended or was stopped."""
-
-    def noted(self, text: str) -> None:
-        """Something that concerns them all."""
-
-
-class Relay(Observer):
-    """Passes a run's progress on, and stops it at a checkpoint when the answer is True."""
-
-    def __init__(self, report: Callable[[Progress], bool]) -> None:
-        self.report = report
-        self.last = -REPORT_EVERY
-
-    def stepped(self, training: Training) -> bool:
-        now = time.monotonic()
-        if now - self.last < REPORT_EVERY:
-            return False
-        self.last = now
-        recipe = training.recipe
-        figures = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.figures.items()]
-        speed = f"{training.rate:,.0f} {training.task.unit}/s"
-        share = training.total_steps / (recipe.last_epoch * training.steps)
-        return self.report(
-            Progress(training.epoch + 1, recipe.last_epoch, share, ", ".join([*figures, speed]))
-        )
-
-
-def carry_out(
-    recipe: Recipe,
-    *,
-    data: Path | str | None,
-    out: Path,
-    report: Callable[[Progress], bool],
-    patience: float = PATIENCE,
-) -> Outcome:
-    """Run one cell, or go on with it; whatever goes wrong is in the outcome, so that the others go on."""
-    deadline = time.monotonic() + patience
-    while isinstance(found := _attempt(recipe, data, out, Relay(report)), FolderInUseError):
-        waiting = Progress(0, recipe.last_epoch, 0.0, "waits for its folder, which another process holds")
-        if report(waiting) or time.monotonic() >= deadline:
-            return Outcome(recipe, None, str(found))
-        time.sleep(REPORT_EVERY)
-    return found
-
-
-def _attempt(
-    recipe: Recipe, data: Path | str | None, out: Path, observer: Observer
-) -> Outcome | FolderInUseError:
-    try:
-        return Outcome(recipe, fit(recipe, data=data, out=out, observers=[observer]))
-    except FolderInUseError as error:
-        return error
-    except (OSError, ValueError, ImportError) as error:
-        return Outcome(recipe, None, str(error))
-    except Exception as error:
-        return Outcome(recipe, None, f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
-def missing_data(cells: Sequence[Recipe], data: Path | str | None) -> list[Outcome]:
-    """The cells whose data cannot be had, found by loading each set once: better one failed download than
-    one a cell, and a text is tokenised before several processes would do it at the same time."""
-    reasons: dict[tuple[str, str], str] = {}
-    for cell in cells:
-        if (cell.dataset, cell.tokenizer) not in reasons:
-            reasons[cell.dataset, cell.tokenizer] = _why_not(cell, data)
-    return [
-        Outcome(cell, None, reason) for cell in cells if (reason := reasons[cell.dataset, cell.tokenizer])
-    ]
-
-
-def _why_not(recipe: Recipe, data: Path | str | None) -> str:
-    try:
-        load_task(recipe, data)
-    except (OSError, ValueError, ImportError) as error:
-        return str(error)
-    return ""

@@ -16,7 +16,7 @@ from typing import Any
 from iglu.lab import results
 from iglu.lab.recipes import Recipe
 from iglu.lab.storage import write_atomically
-from iglu.lab.sweep import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
+from iglu.lab.sweep.cell import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
 
 # A cell that has said nothing for so many seconds is not running.
 SILENCE = 10.0
@@ -59,7 +59,7 @@ def run_on_ray(
     watcher: Watcher | None = None,
     is_stop_wanted: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Carry out the cells on the cluster at ``address``; as :func:`iglu.lab.sweep_local.run_local` otherwise.
+    """Carry out the cells on the cluster at ``address``; as :func:`iglu.lab.sweep.local.run_local` otherwise.
 
     ``cpus`` are by default a cell's threads.  ``out`` and ``data`` are the same path on every node.
     """

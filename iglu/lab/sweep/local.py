@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from iglu.lab.recipes import Recipe
-from iglu.lab.sweep import Outcome, Progress, Watcher, carry_out
+from iglu.lab.sweep.cell import Outcome, Progress, Watcher, carry_out
 
 STOP = "stop"  # what a worker is told; otherwise a recipe, or None to go home
 

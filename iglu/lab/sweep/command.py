@@ -22,10 +22,11 @@ from iglu.lab.fields import chooser, read_field
 from iglu.lab.progress import StopOnSignal
 from iglu.lab.recipes import Recipe
 from iglu.lab.results import read_runs, setting_label, summarise
-from iglu.lab.sweep import Grid, Outcome, Survey, Watcher, missing_data, read_grid, survey
-from iglu.lab.sweep_display import Lines
-from iglu.lab.sweep_estimate import Duration, durations, in_words, wall_seconds
-from iglu.lab.sweep_local import run_local
+from iglu.lab.sweep.cell import Outcome, Watcher, missing_data
+from iglu.lab.sweep.display import Lines
+from iglu.lab.sweep.estimate import Duration, durations, in_words, wall_seconds
+from iglu.lab.sweep.grid import Grid, Survey, read_grid, survey
+from iglu.lab.sweep.local import run_local
 
 # What a script may tell apart.  Diverging is a result, not a failure.
 DONE, FAILED, MISTAKE, TIME_IS_UP, INTERRUPTED = 0, 1, 2, 3, 130
@@ -152,7 +153,7 @@ def _run(
     cells: Sequence[Recipe], flags: Flags, is_stop_wanted: Callable[[], bool], lines: Watcher
 ) -> list[Outcome]:
     if flags.ray is not None:
-        from iglu.lab.sweep_ray import run_on_ray
+        from iglu.lab.sweep.cluster import run_on_ray
 
         return run_on_ray(
             cells, address=flags.ray, data=flags.data, out=flags.out, watcher=lines,

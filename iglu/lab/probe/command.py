@@ -230,9 +230,9 @@ def show(found: Found, flags: Flags, console: Console) -> None:
         body["recipe"] = found.subject.recipe.as_dict()
     written[0].write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     if flags.pictures:
-        from iglu.lab import probe_pictures
+        from iglu.lab.probe import pictures
 
-        written += probe_pictures.draw(found.probe, flags.rule, folder)
+        written += pictures.draw(found.probe, flags.rule, folder)
     for path in written:
         console.print(f"wrote {path}", highlight=False, style="dim")
 

@@ -44,9 +44,9 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Triton is a gigabyte, so only here.
+# Triton is a gigabyte and a Ray cluster takes a minute, so only here.
 check-all: lint test docs
-	$(PIP) triton
+	$(PIP) triton ray
 	$(BIN)/pytest tests/test_triton.py
 	$(BIN)/pytest -m slow
 	tools/check_wheel

@@ -15,7 +15,7 @@ help:
 	@echo "make docs       build the documentation site into build/site"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
-	@echo "make pictures   draw the pictures of the README"
+	@echo "make pictures   draw the pictures of the README and the docs"
 	@echo "make clean      remove what was built"
 
 # torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
@@ -61,7 +61,6 @@ wheel: $(VENV)/test.stamp
 
 pictures: $(VENV)/test.stamp
 	$(BIN)/python tools/pictures.py docs/images
-	$(BIN)/python tools/site_pictures.py docs/images
 
 accuracy: $(VENV)/test.stamp
 	$(BIN)/python tools/accuracy.py

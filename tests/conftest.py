@@ -8,7 +8,10 @@ for everything these tests use.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -29,3 +32,13 @@ def _declare_missing_operators() -> torch.library.Library | None:
 
 # Kept alive: the operators go when the library object does.
 _TORCHVISION = _declare_missing_operators()
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own, and one thread: tests run beside each other."""
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -28,7 +28,8 @@ if importlib.util.find_spec("tyro") is None:
 
 import tyro
 
-from iglu.lab import recipes, sweep, tasks
+from iglu.lab import recipes, tasks
+from iglu.lab.sweep.grid import read_grid
 
 if importlib.util.find_spec("tomllib"):
     import tomllib
@@ -170,7 +171,7 @@ def test_a_shown_grid_is_one_that_a_sweep_reads(page: Path, tmp_path: Path) -> N
         if part.kind == "toml":
             file = tmp_path / "grid.toml"
             file.write_text(part.text, encoding="utf-8")
-            assert sweep.read_grid(str(file)).recipes
+            assert read_grid(str(file)).recipes
 
 
 @pytest.mark.parametrize("words", every_command("make"))

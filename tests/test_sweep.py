@@ -12,11 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from iglu.lab import paper
 from iglu.lab.data.longtail import class_sizes
@@ -41,14 +39,7 @@ batch = 8
 """
 
 
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of its own, and one thread: tests run beside each other."""
-    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def _file(folder: Path, content: str = FILE) -> str:

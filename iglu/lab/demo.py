@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     figures = {"accuracy": accuracy, "speed": speed, "training": summary}
     write_json(flags.out / "demo.json", {**figures, "provenance": provenance.collect().as_dict()})
     console.print(f"Written: {flags.out}/demo.json, and {len(runs)} runs beside it, a folder each.")
-    console.rule("4. To look at: the paper's numbers beside these, and the function to play with")
+    console.rule("4. To look at: the paper beside these numbers, and an explorer")
     page = write_report([flags.out, *shipped_folders()], flags.out / "report")
     console.print(f"Open {page}", soft_wrap=True)
     return 0

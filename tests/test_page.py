@@ -74,6 +74,14 @@ def test_numbers_that_json_lacks_become_gaps(tmp_path: Path) -> None:
     assert curve["low"] == [None] * 3
 
 
+def test_a_table_of_sentences_wraps_and_one_of_figures_does_not() -> None:
+    headers = (("", "place"), ("", "right"))
+    figures = Table("a", "Figures", headers, ((Cell("relu"), Cell("100.00 ± 10.00 (5 seeds)", 100.0)),))
+    sentences = Table("b", "Errata", headers, ((Cell("Figure 1"), Cell("GELU_a has the cube of a x in it")),))
+    tables = re.findall(r'<table class="([^"]*)"', render(Report(tables=(figures, sentences))))
+    assert tables == ["sortable", "sortable prose"]
+
+
 def test_an_empty_report_says_which_commands_fill_it(tmp_path: Path) -> None:
     text = write_page(Report(), tmp_path / "new" / "folder").read_text(encoding="utf-8")
     for command in ("iglu bench", "iglu train", "iglu probe", "iglu report"):

@@ -36,6 +36,8 @@ class Flags:
 def shipped_folders() -> list[Path]:
     """Measured rows of the checkout that iglu was imported from; none where it was installed."""
     checkout = Path(iglu.__file__).parent.parent
+    if checkout == Path.cwd():
+        checkout = Path()  # shorter to read, and no path of a machine in a page that may be passed on
     return [folder for folder in (checkout / "results", checkout / "benchmarks/measured") if folder.is_dir()]
 
 

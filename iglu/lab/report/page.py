@@ -76,6 +76,9 @@ def render(report: Report) -> str:
 # -- tables ----------------------------------------------------------------------------------------
 
 
+_LONGEST_FIGURE = 30  # characters of a number with its interval and seeds
+
+
 class _Group(NamedTuple):
     """Neighbouring headers of one group; a header without a group is alone in one."""
 
@@ -87,6 +90,11 @@ class _ShownTable(NamedTuple):
     table: Table
     groups: list[_Group]
     footnotes: dict[str, int]  # what cells remark, each once, by number
+
+    @property
+    def is_prose(self) -> bool:
+        """Whether it has sentences, which are read from the left and need to wrap."""
+        return any(len(cell.text) > _LONGEST_FIGURE for row in self.table.rows for cell in row[1:])
 
 
 def _shown_table(table: Table) -> _ShownTable:

@@ -21,6 +21,7 @@ from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.report import claims, command, computed, formats
 from iglu.lab.report.content import Cell, Claim, Report, Table
 from iglu.lab.report.gather import gather
+from iglu.lab.report.speed_table import median_interval
 from iglu.lab.report.tables import all_tables
 from iglu.lab.results import Estimate
 
@@ -283,8 +284,8 @@ def test_the_direct_formula_changes_sign_where_the_errata_say(dtype, low, high):
 
 def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
     """For n = 10 the ranks 2 and 9 leave 2 * 11/1024 = 2.1% outside; 3 and 8 would leave 10.9%."""
-    assert claims.median_interval([float(value) for value in range(1, 11)]) == (5.5, 2.0, 9.0)
-    assert claims.median_interval([1.0, 2.0]).high == math.inf
+    assert median_interval([float(value) for value in range(1, 11)]) == (5.5, 2.0, 9.0)
+    assert median_interval([1.0, 2.0]).high == math.inf
 
 
 @pytest.mark.parametrize(
@@ -293,6 +294,18 @@ def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
     assert claims.side(Estimate((low + high) / 2, 1.0, low, high, 4)) == verdict
+
+
+def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them_apart(tmp_path):
+    times = {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "silu": 8.0, "hardtanh": 3.0, "identity": 1.0}
+    write_bench(tmp_path, times)
+    shown = table(all_tables(gather([tmp_path])), "table1")
+    marks = {line[0].text: line[2].mark for line in shown.rows if line[2].mark}
+    assert shown.headers[2] == ("CPU forward", "ours")
+    assert marks == {"ReLU": "best", "IGLU-Approx": "second"}
+    write_bench(tmp_path, {**times, "iglu_approx": 4.0})
+    shown = table(all_tables(gather([tmp_path])), "table1")
+    assert not any(line[2].mark for line in shown.rows)
 
 
 def test_speed_claims_follow_the_quotients_of_rounds(tmp_path):

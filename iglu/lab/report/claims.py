@@ -24,19 +24,11 @@ from iglu.lab.report.content import Claim, Verdict
 from iglu.lab.report.gather import Gathered, figure_of
 from iglu.lab.report.probe_tables import mean_of, papers_probe, probe_differences
 from iglu.lab.report.samples import Sample, difference, samples
-from iglu.lab.report.tables import papers_rows
+from iglu.lab.report.speed_table import Interval, papers_rows, quotient
 from iglu.lab.results import Estimate, Row, Run, by_setting, estimate, setting_label
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
 _AS_FAST = 1.10
-
-
-class Interval(NamedTuple):
-    """A figure and the interval that holds it with 95%."""
-
-    value: float
-    low: float
-    high: float
 
 
 def all_claims(found: Gathered) -> tuple[Claim, ...]:
@@ -73,30 +65,6 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 # -- speed ---------------------------------------------------------------------------------------------
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """The median and its 95% interval from order statistics: with n rounds, the number of them below the
-    true median is binomial(n, 1/2), whatever the distribution.
-
-    >>> median_interval([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
-    Interval(value=3.5, low=1.0, high=6.0)
-    """
-    from scipy.stats import binom
-
-    ordered = sorted(values)
-    count = len(ordered)
-    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-    rank = int(binom.ppf(0.025, count, 0.5))  # so many are below the low end, and above the high one
-    if rank == 0 or binom.cdf(rank - 1, count, 0.5) > 0.025:
-        return Interval(middle, -math.inf, math.inf)
-    return Interval(middle, ordered[rank - 1], ordered[count - rank])
-
-
-def quotient(row: Row, reference: Row) -> Interval:
-    """Of times within a round: both saw the same machine."""
-    pairs = zip(row["seconds_by_round"], reference["seconds_by_round"], strict=False)
-    return median_interval([mine / other for mine, other in pairs])
 
 
 def _speed(found: Gathered) -> list[Claim]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from iglu import zoo
 from iglu.lab import paper
-from iglu.lab.bench.subjects import DIRECT
 from iglu.lab.bench.tables import Table as BenchTable
-from iglu.lab.bench.tables import is_papers_setting, is_published, tables_of
+from iglu.lab.bench.tables import tables_of
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.cells import (
     FIGURE_LABELS,
@@ -19,7 +18,6 @@ from iglu.lab.report.cells import (
     digits_of,
     errata_of,
     estimate_text,
-    number_text,
     published_cell,
 )
 from iglu.lab.report.content import Cell, Table
@@ -35,7 +33,8 @@ from iglu.lab.report.samples import (
     marks,
     samples,
 )
-from iglu.lab.results import Row, Run, by_setting, setting_label
+from iglu.lab.report.speed_table import table1
+from iglu.lab.results import Run, by_setting, setting_label
 
 REFERENCE = "relu"
 
@@ -84,88 +83,6 @@ def _difference_cell(sample: Sample, figure: str, published: paper.Published | N
     shift = published.right
     moved = found._replace(mean=found.mean - shift, low=found.low - shift, high=found.high - shift)
     return Cell(estimate_text(moved, digits_of(figure), "+"), moved.mean)
-
-
-# -- Table 1 -------------------------------------------------------------------------------------------
-
-# paper's column -> heading, kind of device, the passes that fill it: the first that was measured
-_TIMED = {
-    "cpu_forward": ("CPU forward", "cpu", ("forward",)),
-    "cpu_backward": ("CPU backward", "cpu", ("loss_backward", "backward")),
-    "gpu_forward": ("GPU forward", "cuda", ("forward",)),
-    "gpu_backward": ("GPU backward", "cuda", ("loss_backward", "backward")),
-}
-
-
-def papers_rows(benches: Iterable[Bench], device: str) -> tuple[Bench | None, list[Row]]:
-    """The sitting that has most of Table 1 on that kind of device, the newest of equals, and its rows."""
-    chosen: tuple[Bench | None, list[Row]] = (None, [])
-    for bench in sorted(benches, key=lambda bench: bench.date, reverse=True):
-        rows = [
-            row
-            for row in bench.rows
-            if row["kind"] == "operation" and is_papers_setting(row) and row["device"].startswith(device)
-            and (device != "cpu" or row["threads"] == 1)
-        ]  # fmt: skip
-        if len(rows) > len(chosen[1]):
-            chosen = (bench, rows)
-    return chosen
-
-
-def table1(benches: Sequence[Bench]) -> Table:
-    """Times in multiples of Identity's; the direct formulas in lines of their own."""
-    sittings = {device: papers_rows(benches, device) for device in ("cpu", "cuda")}
-    published = paper.table1()
-    headers = [("", "activation")]
-    for heading, _, _ in _TIMED.values():
-        headers += [(heading, name) for name in ("paper", "ours", "difference")]
-    lines = []
-    for activation in published:
-        direct = any(
-            row["activation"] == activation and row["kernel"] == DIRECT for row in sittings["cpu"][1]
-        )
-        for is_direct in (False, True) if direct else (False,):
-            line = [Cell(zoo.ZOO[activation].label + (", direct" if is_direct else ""))]
-            for column, (_, device, passes) in _TIMED.items():
-                found = [
-                    row
-                    for row in sittings[device][1]
-                    if row["activation"] == activation
-                    and (row["kernel"] == DIRECT if is_direct else is_published(row))
-                ]
-                printed = published[activation][column]
-                line += _timed_cells(found, passes, None if is_direct else printed)
-            lines.append(tuple(line))
-    notes = [
-        "Times as long as Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
-        "rounds of the quotient within a round, and the range from the 20% to the 80% quantile. The paper's "
-        f"machine and torch are others ({paper.paper()['table1']['setup']}), so compare the order within a "
-        "column. Backward as in the paper: loss.backward() of a sum. The paper timed the formulas as they "
-        "are written, which here are the lines called direct."
-    ]
-    for device, (bench, _) in sittings.items():
-        if bench is not None:
-            notes.append(f"{'CPU' if device == 'cpu' else 'GPU'} rows: {bench.path}; {bench.sentence}")
-    caption = paper.paper()["table1"]["caption"]
-    return Table("table1", f"Table 1. {caption}", tuple(headers), tuple(lines), tuple(notes))
-
-
-def _timed_cells(rows: Sequence[Row], passes: Sequence[str], printed: float | None) -> list[Cell]:
-    paper_cell = NONE if printed is None else Cell(number_text(printed, 2), printed)
-    for name in passes:
-        for row in rows:
-            if row["pass"] == name:
-                ratio = row["ratios"]["identity"]
-                ours = Cell(
-                    f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
-                    ratio["median"],
-                    note="" if name == passes[0] else f"{name}, for want of {passes[0]}",
-                )
-                if printed is None:
-                    return [paper_cell, ours, NONE]
-                gap = ratio["median"] - printed
-                return [paper_cell, ours, Cell(number_text(gap, 2, "+"), gap)]
-    return [paper_cell, MISSING, NONE]
 
 
 # -- Tables 2 to 4 -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ help:
 # torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
 $(VENV)/torch.stamp: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) setuptools torch
+	$(PIP) 'setuptools>=77' torch
 	@touch $@
 
 # Without build isolation, so that the extensions are built for the torch that is there.

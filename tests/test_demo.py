@@ -22,7 +22,7 @@ def test_the_tour_shows_where_the_direct_formula_fails_and_the_library_does_not(
     low, high = KNOWN[dtype]
     assert low < row["direct_wrong_sign_from"] < high
     assert row["library_wrong_sign_from"] is None
-    assert row["library_gradient_error"] < 4 * torch.finfo(dtype).eps
+    assert row["library_gradient_error"] < 8 * torch.finfo(dtype).eps
     assert row["library_value_error"] < 4 * torch.finfo(dtype).eps
     assert row["direct_gradient_error"] > 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ needs_extended = pytest.mark.skipif(
 )
 
 
-# torch.compile writes C++ for the CPU.
+# torch.compile writes C++ for the CPU, and calls this compiler.
+_CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
+    shutil.which(_CXX) is None,
     reason="no C++ compiler here for torch.compile",
 )
 

@@ -99,10 +99,22 @@ def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
     return result
 
 
+def is_exporting() -> bool:
+    """Whether torch.export is at work.
+
+    Not by torch.compiler.is_exporting, which in some versions (2.10) is True inside torch.compile as well:
+    derivatives would then be taken through the formulas and lose their accuracy.
+    """
+    return torch.compiler._is_exporting_flag if _HAS_FLAG else torch.compiler.is_exporting()
+
+
+_HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
+
+
 def _arctan_of_inverse(a: Tensor, t: Tensor) -> Tensor:
     """arctan(t), t = 1/a > 0.  A compiler fuses a polynomial into a few vector instructions, where calling
     arctan would take several times as long; one operation after the other it is the other way round."""
-    if t.dtype != torch.float32 or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if t.dtype != torch.float32 or not torch.compiler.is_compiling() or is_exporting():
         return t.atan()
     m = torch.minimum(a, t)
     z = m * m

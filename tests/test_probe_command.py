@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -106,6 +107,13 @@ def test_a_saved_transformer_without_its_tokenizer_says_so(tmp_path, capsys):
     text.write_text("A sentence, and another one. " * 50)
     assert command.main([f"hf:{tmp_path / 'saved'}", "--text", str(text), "--out", str(tmp_path)]) == 2
     assert "has no tokenizer, which --text needs" in capsys.readouterr().err
+
+
+def test_a_saved_transformer_without_the_package_names_the_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    (tmp_path / "config.json").write_text("{}")
+    assert command.main([f"hf:{tmp_path}", "--out", str(tmp_path)]) == 2
+    assert "pip install 'iglu-torch[hf]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
-from iglu.formulas import FAMILIES, Family, Sigma, compute_dtype
+from iglu.formulas import FAMILIES, Family, Sigma, compute_dtype, is_exporting
 
 Input = Sigma
 
@@ -83,7 +83,7 @@ def _operations(approximate: str, family: Family) -> dict[str, Operation]:
 def call(name: str, *inputs: Input) -> Tensor:
     """The operation ``name`` (``"value:none"``, ``"glu:rational"``, ...) of its tensors and of sigma,
     which comes last, broadcasts against the first and may be a positive finite number."""
-    if torch.compiler.is_exporting():  # an exported program is made of aten operations only
+    if is_exporting():  # an exported program is made of aten operations only
         return _evaluate(OPERATIONS[name].value, inputs)
     if torch._C._are_functorch_transforms_active():
         if _forward_mode_is_nested():

@@ -151,12 +151,15 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
 
 
 def _saved_transformer(folder: Path, flags: Flags) -> Subject:
-    import transformers
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
 
     from iglu.integrations.transformers import register
 
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
     register()
     config = transformers.AutoConfig.from_pretrained(folder)
     # The model of the checkpoint's own class where that is known, since its head may have activations too.

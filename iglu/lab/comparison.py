@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu import zoo
-from iglu.lab.results import REFERENCES, Estimate, Run, Summary, setting_label
+from iglu.lab.results import REFERENCES, Run, Summary, setting_label
 
 
 def run_row(run: Run) -> dict[str, Any]:
@@ -75,7 +75,8 @@ def summary_tables(rows: Iterable[Summary]) -> Iterator[Table]:
         for title in ("seeds", "mean", *(f"- {label}" for label in labels)):
             table.add_column(title, justify="right", no_wrap=True)
         for row in group:
-            beside = [_signed(row.differences.get(name)) for name in REFERENCES]
+            found = [row.differences.get(name) for name in REFERENCES]
+            beside = ["" if difference is None else difference.text(sign="+") for difference in found]
             table.add_row(row.activation, str(row.mean.seeds), str(row.mean), *beside)
         yield table
 
@@ -89,11 +90,3 @@ def show_summary(rows: Sequence[Summary], console: Console) -> None:
             "Differences are paired by seed; one means something only where its interval excludes 0.",
             style="dim", highlight=False,
         )  # fmt: skip
-
-
-def _signed(difference: Estimate | None) -> str:
-    if difference is None:
-        return ""
-    if difference.seeds < 2:
-        return f"{difference.mean:+.2f}"
-    return f"{difference.mean:+.2f} ± {(difference.high - difference.low) / 2:.2f}"

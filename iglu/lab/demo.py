@@ -4,7 +4,6 @@ over several seeds on data that is already there, with means and intervals.  No 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from iglu.lab.bench.timing import Inputs, Rounds, Setting, block_of, calls_in_a_
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.report.command import shipped_folders, write_report
 from iglu.lab.report.computed import negative_numbers
-from iglu.lab.results import Run, estimate, paired_difference
+from iglu.lab.results import Estimate, Run, estimate, paired_difference
 from iglu.lab.storage import write_json
 from iglu.lab.sweep.cell import Outcome, Watcher
 from iglu.lab.sweep.local import run_local
@@ -259,7 +258,4 @@ def _summary_table(rows: Sequence[dict[str, Any]], seeds: int, left: int = 0) ->
 
 
 def _cell(values: dict[str, Any] | None, sign: str = "") -> str:
-    if values is None:
-        return ""
-    half = (values["high"] - values["low"]) / 2
-    return f"{values['mean']:{sign}.1f}" + (f" ± {half:.1f}" if math.isfinite(half) else "")
+    return "" if values is None else Estimate(**values).text(1, sign)

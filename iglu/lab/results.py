@@ -166,10 +166,17 @@ class Estimate(NamedTuple):
     high: float
     seeds: int
 
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        """The mean, with half its interval where there is one; ``sign="+"`` for a difference.
+
+        >>> Estimate(1.0, 0.5, 0.5, 1.5, 3).text(1, "+")
+        '+1.0 ± 0.5'
+        """
+        mean = f"{self.mean:{sign},.{digits}f}"
+        return mean if self.seeds < 2 else f"{mean} ± {(self.high - self.low) / 2:,.{digits}f}"
+
     def __str__(self) -> str:
-        if self.seeds < 2:
-            return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} ± {(self.high - self.low) / 2:.2f}"
+        return self.text()
 
 
 def estimate(values: Iterable[float]) -> Estimate:

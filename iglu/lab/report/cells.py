@@ -5,7 +5,6 @@ from __future__ import annotations
 from iglu.lab import paper
 from iglu.lab.bench.tables import NOT_RUN
 from iglu.lab.report.content import Cell
-from iglu.lab.results import Estimate
 
 _DIGITS = {"test_loss": 3, "alpha": 1}
 FIGURE_LABELS = {
@@ -19,16 +18,6 @@ NONE = Cell("")
 
 def number_text(value: float, digits: int, sign: str = "") -> str:
     return f"{value:{sign},.{digits}f}"
-
-
-def estimate_text(found: Estimate, digits: int, sign: str = "") -> str:
-    """The mean, with its interval where there is one.
-
-    >>> estimate_text(Estimate(1.0, 0.5, 0.5, 1.5, 3), 2, "+")
-    '+1.00 ± 0.50'
-    """
-    mean = number_text(found.mean, digits, sign)
-    return mean if found.seeds < 2 else f"{mean} ± {number_text((found.high - found.low) / 2, digits)}"
 
 
 def digits_of(figure: str) -> int:

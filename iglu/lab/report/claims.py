@@ -18,7 +18,6 @@ from iglu.lab.bench.subjects import DIRECT, TORCH
 from iglu.lab.bench.tables import size_text
 from iglu.lab.bench.timing import PASS_LABELS
 from iglu.lab.recipes import Recipe, get_recipe
-from iglu.lab.report.cells import estimate_text
 from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Verdict
 from iglu.lab.report.gather import Gathered, figure_of
@@ -171,7 +170,7 @@ def _compare(runs: Sequence[Run], recipe: Recipe, better: str, worse: str) -> Co
     found = difference(one, other, figure)
     if found is None:
         return Compared("not enough evidence", f"{_label(recipe)}: no seed in common")
-    text = f"{_label(recipe)}: {figure} {estimate_text(found, 2, '+')} ({found.seeds} seeds)"
+    text = f"{_label(recipe)}: {figure} {found.text(2, '+')} ({found.seeds} seeds)"
     if one.is_reduced:
         return Compared("not enough evidence", f"{text}, {one.note.partition('; ')[2]}")
     signed = found if sign > 0 else Interval(-found.mean, -found.high, -found.low)
@@ -231,7 +230,7 @@ def _own_differences(runs: Sequence[Run], recipes: Sequence[Recipe], one: str, o
         figure = mine.runs[0].figure
         found = difference(mine, reference, figure)
         if found is not None:
-            parts.append(f"{setting_label(setting)}: {figure} {estimate_text(found, 2, '+')}")
+            parts.append(f"{setting_label(setting)}: {figure} {found.text(2, '+')}")
     return "; ".join(parts)
 
 
@@ -272,7 +271,7 @@ def _growing_with_imbalance(runs: Sequence[Run]) -> Claim:
             f"No seed of {recipes[0].name} ran in full with {LOW} and ReLU at all of {ratios}. {rule}",
         )  # fmt: skip
     found = estimate(slopes)
-    evidence = f"{estimate_text(found, 2, '+')} points for each tenfold ratio ({found.seeds} seeds). {rule}"
+    evidence = f"{found.text(2, '+')} points for each tenfold ratio ({found.seeds} seeds). {rule}"
     return Claim(text, side(found), evidence)
 
 

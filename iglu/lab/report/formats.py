@@ -191,8 +191,7 @@ def _latex_panel(table: Table, remark: Callable[[Cell], str]) -> str:
     head = [_latex_line(_latex_groups(table.headers))] if any(group for group, _ in table.headers) else []
     head.append(_latex_line(_plain_latex(name) for _, name in table.headers))
     lines = [_latex_line(map(show, row)) for row in table.rows]
-    shown = {cell.note for row in table.rows for cell in row if cell.note}
-    remarks = dict.fromkeys(cell.note for row in table.rows for cell in row if cell.note in shown)
+    remarks = dict.fromkeys(cell.note for row in table.rows for cell in row if cell.note)
     notes = [_plain_latex(note) for note in table.notes]
     notes += [rf"\textsuperscript{{{remark(Cell('', note=note))}}} {_plain_latex(note)}" for note in remarks]
     columns = "l" + "r" * (len(table.headers) - 1)

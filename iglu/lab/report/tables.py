@@ -17,7 +17,6 @@ from iglu.lab.report.cells import (
     NONE,
     digits_of,
     errata_of,
-    estimate_text,
     published_cell,
 )
 from iglu.lab.report.content import Cell, Table
@@ -72,7 +71,7 @@ def _ours_cell(sample: Sample, figure: str, mark: Mark) -> Cell:
     found = sample.estimate(figure)
     if found is None:
         return Cell("no figure", note=sample.note)
-    text = f"{estimate_text(found, digits_of(figure))} ({found.seeds})"
+    text = f"{found.text(digits_of(figure))} ({found.seeds})"
     return Cell(text + (" reduced" if sample.is_reduced else ""), found.mean, mark, sample.note)
 
 
@@ -82,7 +81,7 @@ def _difference_cell(sample: Sample, figure: str, published: paper.Published | N
         return NONE
     shift = published.right
     moved = found._replace(mean=found.mean - shift, low=found.low - shift, high=found.high - shift)
-    return Cell(estimate_text(moved, digits_of(figure), "+"), moved.mean)
+    return Cell(moved.text(digits_of(figure), "+"), moved.mean)
 
 
 # -- Tables 2 to 4 -------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ def _beside_reference(name: str, sample: Sample, reference: Sample | None, figur
     found = difference(sample, reference, figure)
     if found is None:
         return NONE
-    return Cell(estimate_text(found, digits_of(figure), "+"), found.mean)
+    return Cell(found.text(digits_of(figure), "+"), found.mean)
 
 
 # -- the rest ------------------------------------------------------------------------------------------

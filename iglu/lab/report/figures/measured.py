@@ -13,6 +13,7 @@ from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
 from iglu.lab.report.cells import FIGURE_LABELS
 from iglu.lab.report.content import Curve
+from iglu.lab.report.curves import FIGURES
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered, ProbeRecord
 from iglu.lab.report.samples import Sample, samples
@@ -73,10 +74,7 @@ def _all_curves(curves: Sequence[Curve]) -> Iterator[Drawing]:
     recipes = dict.fromkeys(curve.recipe for curve in curves if len(curve.epochs) > 1)
     for recipe in recipes:
         mine = [curve for curve in curves if curve.recipe == recipe]
-        figures = [
-            name for name in ("train_loss", "test_loss", "test_acc", "perplexity")
-            if any(curve.figure == name for curve in mine)
-        ][:3]  # fmt: skip
+        figures = [name for name in FIGURES if any(curve.figure == name for curve in mine)][:3]
         seeds = sorted({curve.seeds for curve in mine})
         count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         yield Drawing(

@@ -206,6 +206,7 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path) -> None:
 @pytest.fixture
 def toy_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[cifar.Archive]:
     """An archive in the layout of CIFAR-10, served on this machine, under the name "toy"."""
+    (tmp_path / "data").mkdir()
     generator = np.random.default_rng(0)
     site = tmp_path / "site"
     (site / "toy-batches-py").mkdir(parents=True)
@@ -234,6 +235,12 @@ def toy_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[cif
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
+
+
+def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*dta to find cifar-10-batches-py in"):
+        cifar.load("cifar10", tmp_path / "dta")
+    assert not (tmp_path / "dta").exists()
 
 
 def test_an_archive_is_fetched_unpacked_and_read(toy_archive: cifar.Archive, tmp_path: Path) -> None:

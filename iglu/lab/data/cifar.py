@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from iglu.lab.data import cache_folder
 from iglu.lab.data.images import Images, ImageSet
 
 
@@ -110,6 +111,11 @@ def _open(path: Path, sha256: str, archive: Archive) -> tuple[Tensor, Tensor]:
 def _fetch(archive: Archive, root: Path) -> None:
     import pooch
 
+    if not root.is_dir() and root != cache_folder():
+        raise FileNotFoundError(
+            f"There is no folder {root} to find {archive.folder} in, or to fetch it to. Make it, or use the "
+            "cache, without --data and IGLU_DATA."
+        )
     try:
         pooch.retrieve(
             archive.url, f"sha256:{archive.sha256}", path=root, fname=Path(archive.url).name,

@@ -28,6 +28,12 @@ def places(record: iglu.swapping.Swap) -> list[str]:
     return [each.place for each in record.replaced]
 
 
+def in_vain(model: nn.Module) -> iglu.swapping.Swap:
+    """A swap that finds nothing to replace."""
+    with pytest.warns(UserWarning, match="Nothing was replaced"):
+        return swap(model, "iglu")
+
+
 @pytest.mark.parametrize(
     "activation",
     [
@@ -47,13 +53,13 @@ def test_the_usual_activations_are_replaced(activation: nn.Module) -> None:
     "left",
     [
         nn.Sigmoid(), nn.Tanh(), nn.Softplus(), nn.Softmax(-1), nn.GLU(), nn.PReLU(), nn.Hardsigmoid(),
-        nn.Hardtanh(), nn.RReLU(), nn.Identity(), nn.Dropout(), iglu.IGLU(2.0),
+        nn.Hardtanh(), nn.RReLU(), nn.Identity(), nn.Dropout(), iglu.IGLUGate(), iglu.create("squareplus"),
     ],
     ids=str,
 )  # fmt: skip
 def test_what_gates_or_learns_is_left_alone(left: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(2, 2), left)
-    record = swap(model, "iglu")
+    record = in_vain(model)
     assert model[1] is left
     assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
 
@@ -92,17 +98,134 @@ def test_the_record_puts_like_layers_on_one_line() -> None:
     assert repr(record).splitlines()[1:] == ["  replaced *.* (12 times): ReLU() -> IGLU(sigma=1)"]
 
 
-def test_nothing_to_replace_is_an_empty_record() -> None:
-    record = swap(nn.Sequential(nn.Linear(2, 2)), "iglu")
+@pytest.mark.parametrize(
+    ("model", "there"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), "It has no activation that swap knows."),
+        (nn.Sequential(nn.Tanh(), nn.PReLU()), "Only by type or exact place: 0: Tanh(); 1: PReLU(num_par"),
+        (nn.Sequential(*[nn.Tanh()] * 9), "4: Tanh(); and 4 more."),
+    ],
+)
+def test_nothing_to_replace_is_an_empty_record_and_a_warning_of_what_is_there(
+    model: nn.Module, there: str
+) -> None:
+    with pytest.warns(UserWarning, match="Nothing was replaced in Sequential") as caught:
+        record = swap(model, "iglu")
+    assert there in str(caught[0].message)
+    assert caught[0].filename == __file__
     assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
+
+
+def test_a_warning_of_nothing_replaced_names_the_calls_out_of_reach() -> None:
+    with pytest.warns(UserWarning, match=r"out of reach: .*F\.relu\(self\.conv\(x\)\) \(test_swapping\.py:"):
+        swap(nn.Sequential(Functional()), "iglu")
 
 
 def test_inplace_is_dropped_unless_asked_for() -> None:
     model = small_net()
     swap(model, "iglu")
     assert not model[1].inplace
-    swap(model, lambda: iglu.IGLU(inplace=True), only=iglu.IGLU)
+    swap(model, lambda: iglu.IGLU(inplace=True))
     assert model[1].inplace
+
+
+# --------------------------------------------------------------------------------------- again, and back
+
+
+@pytest.mark.parametrize("first", ["iglu", "iglu_approx:learnable", "atlu", "xatlu", "gelu_a:2"])
+def test_a_second_swap_replaces_ours_like_any_other(first: str) -> None:
+    model = small_net()
+    swap(model, first)
+    for sigma in (0.1, 1.0, 10.0):
+        assert places(swap(model, f"iglu:{sigma}")) == ["1", "2.1"]
+        assert (model[1].sigma, model[2][1].sigma) == (sigma, sigma)
+    swap(model, "relu")
+    assert (type(model[1]), type(model[2][1])) == (nn.ReLU, nn.ReLU)
+
+
+def test_a_function_of_ours_in_an_attribute_is_replaced() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=iglu.iglu, batch_first=True)
+    record = swap(layer, "iglu:0.5")
+    assert [(each.place, each.old) for each in record.replaced] == [("activation", "iglu")]
+
+
+def test_undo_puts_back_the_very_modules_functions_and_flags() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.ModuleDict({"net": small_net(), "encoder": nn.TransformerEncoder(layer, 1)}).eval()
+    relu, function = model["net"][1], model["encoder"].layers[0].activation
+    kept = {key: value.clone() for key, value in model.state_dict().items()}
+    record = swap(model, "iglu:learnable=0.5")
+    assert not model["encoder"].use_nested_tensor
+    record.undo()
+    assert model["net"][1] is relu
+    assert model["encoder"].layers[0].activation is function
+    assert "activation" not in model["encoder"].layers[0]._modules
+    assert model["encoder"].layers[0].activation_relu_or_gelu == 1
+    assert model["encoder"].use_nested_tensor
+    assert [name for name, _ in model["net"].named_children()] == ["0", "1", "2", "3"]
+    assert model.state_dict().keys() == kept.keys()
+    record.undo()  # once more does nothing
+    assert model["net"][1] is relu
+
+
+def test_what_comes_back_is_in_the_mode_of_the_model() -> None:
+    model = small_net()
+    record = swap(model, "iglu")
+    model.eval()
+    record.undo()
+    assert not model[1].training
+
+
+def test_swaps_are_undone_in_reverse_order_and_not_otherwise() -> None:
+    model = small_net()
+    relu = model[1]
+    first = swap(model, "iglu:1")
+    second = swap(model, "iglu:2", only="2.1")
+    with pytest.raises(RuntimeError, match=r"something else stands at 2\.1\. Undo later swaps first"):
+        first.undo()
+    assert model[1].sigma == 1.0  # nothing was touched
+    second.undo()
+    first.undo()
+    assert model[1] is relu
+
+
+def test_hooks_of_a_replaced_module_go_on_and_their_handles_remove_them() -> None:
+    model, seen = small_net(), []
+    handles = [
+        model[1].register_forward_hook(lambda *_, **__: seen.append("after"), with_kwargs=True),
+        model[1].register_forward_pre_hook(lambda *_: seen.append("before")),
+        model[1].register_full_backward_hook(lambda *_: seen.append("backward")),
+    ]
+    swap(model, "iglu")
+    model(torch.randn(2, 4)).sum().backward()
+    assert seen == ["before", "after", "backward"]
+    for handle in handles:
+        handle.remove()
+    model(torch.randn(2, 4)).sum().backward()
+    assert len(seen) == 3
+
+
+def test_hooks_of_one_module_at_two_places_are_not_tied_together() -> None:
+    shared, seen = nn.ReLU(), []
+    shared.register_forward_hook(lambda module, *_: seen.append(module))
+    model = nn.Sequential(shared, nn.Linear(2, 2), shared)
+    swap(model, "iglu")
+    model(torch.randn(3, 2))
+    assert seen == [model[0], model[2]]
+    model[0].register_forward_hook(lambda *_: seen.append(None))
+    model(torch.randn(3, 2))
+    assert seen.count(None) == 1
+
+
+def test_the_record_is_a_table_in_a_notebook() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Linear(2, 2))
+    model.add_module("<b>", nn.GELU())
+    shown = swap(model, "iglu:0.5")._repr_html_()
+    assert "Swap: 3 replaced" in shown
+    assert "* (2 times)" in shown
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert shown.count("<tr>") == shown.count("</tr>") == 3
 
 
 # --------------------------------------------------------------------------------------- what to put
@@ -149,7 +272,7 @@ def test_a_mapping_gives_each_place_its_own_and_leaves_the_rest() -> None:
 
 def test_a_mapping_to_a_place_that_is_not_there_raises_and_touches_nothing() -> None:
     model = small_net()
-    with pytest.raises(ValueError, match=r"no activation at '7.act'. Places of this model: 1, 2.1"):
+    with pytest.raises(ValueError, match=r"no activation at '7.act'. Places of this model: 1; 2.1"):
         swap(model, {"1": "iglu", "7.act": "iglu"})
     assert isinstance(model[1], nn.ReLU)
 
@@ -196,13 +319,25 @@ def test_other_types_are_refused() -> None:
         (lambda place, module: isinstance(module, nn.ReLU), ["1"]),
         ([nn.GELU, "1"], ["1", "2.1"]),
         ((nn.Sigmoid, lambda place, module: place == "1"), ["1", "2.2"]),
-        ([], []),
-        ("nowhere.*", []),
-        ("2", []),
+        ([nn.GELU, nn.SiLU], ["2.1"]),
     ],
 )
 def test_only_narrows_the_choice(only: object, expected: list[str]) -> None:
     assert places(swap(small_net(), "iglu", only=only)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("only", [[], "nowhere.*", "2", nn.SiLU, [nn.SiLU, "nowhere"]])
+def test_an_only_that_matches_nothing_warns_and_lists_what_is_there(only: object) -> None:
+    model = small_net()
+    with pytest.warns(UserWarning, match=r"only matches no activation of Sequential.*It has 1: ReLU"):
+        assert swap(model, "iglu", only=only).replaced == []  # type: ignore[arg-type]
+    assert isinstance(model[1], nn.ReLU)
+
+
+def test_one_pattern_of_several_that_matches_nothing_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"only='layer9\.\*' matches no activation of Sequential"):
+        record = swap(small_net(), "iglu", only=["1", "layer9.*"])
+    assert places(record) == ["1"]
 
 
 def test_a_module_named_by_its_type_goes_with_what_is_inside() -> None:
@@ -352,7 +487,7 @@ def test_calls_inside_a_forward_are_reported_with_their_place(kind: type[nn.Modu
 
 
 def test_the_line_of_a_call_is_the_line_in_the_file() -> None:
-    record = swap(nn.ModuleDict({"block": Functional()}), "iglu")
+    record = in_vain(nn.ModuleDict({"block": Functional()}))
     (source,) = [each.source for each in record.functional if each.call == "torch.relu(x)"]
     with open(__file__, encoding="utf-8") as file:
         assert "x = torch.relu(x)" in file.readlines()[int(source.split(":")[1]) - 1]
@@ -368,7 +503,7 @@ def test_reading_a_forward_runs_nothing_and_needs_no_source() -> None:
             return self.activation(x)
 
     without_source = type("Unseen", (nn.Module,), {"forward": eval("lambda self, x: F.relu(x)", {"F": F})})
-    assert swap(nn.Sequential(Trap(), without_source()), "iglu").functional == []
+    assert in_vain(nn.Sequential(Trap(), without_source())).functional == []
 
 
 def test_names_of_locals_are_not_taken_for_functions() -> None:
@@ -376,7 +511,7 @@ def test_names_of_locals_are_not_taken_for_functions() -> None:
         def forward(self, module_level_gelu: Tensor) -> Tensor:
             return module_level_gelu * 2 if self.training is not F.relu else module_level_gelu
 
-    assert swap(nn.Sequential(Shadow()), "iglu").functional == []
+    assert in_vain(nn.Sequential(Shadow())).functional == []
 
 
 def test_a_function_kept_in_an_attribute_is_replaced() -> None:
@@ -411,7 +546,7 @@ def test_a_function_called_with_options_is_reported_not_replaced() -> None:
             return self.act(x, inplace=False)
 
     model = nn.Sequential(Block())
-    record = swap(model, "iglu")
+    record = in_vain(model)
     assert record.replaced == []
     assert [each.call for each in record.functional] == ["self.act(x, inplace=False)"]
     model(torch.ones(2))

@@ -72,13 +72,30 @@ def test_classes_of_timm_are_known(kind: str) -> None:
     assert len(swap(nn.Sequential(create_act_layer(kind)), "iglu").replaced) == 1
 
 
-def test_an_activation_built_around_another_is_left_whole() -> None:
+def test_the_relu_inside_starrelu_is_replaced_and_its_affine_form_stays() -> None:
     from timm.models.metaformer import StarReLU
 
-    model = nn.Sequential(StarReLU(), nn.ReLU())
+    model = nn.Sequential(StarReLU(scale_value=0.8, bias_value=-0.4), nn.ReLU())
+    assert [each.place for each in swap(model, "iglu:0.5").replaced] == ["0.relu", "1"]
+    x = torch.randn(20)
+    torch.testing.assert_close(model[0](x), 0.8 * iglu.iglu(x, 0.5) ** 2 - 0.4)
+    assert [each.place for each in swap(model, "iglu", only=StarReLU).replaced] == ["0"]
+
+
+def test_poolformer_has_twelve_of_them() -> None:
+    model = timm.create_model("poolformerv2_s12", num_classes=3)
+    record = swap(model, "iglu")
+    assert len(record.replaced) == 12
+    assert usual(model) == []
+
+
+def test_relu_squared_is_one_activation_and_left_whole() -> None:
+    from timm.models.metaformer import SquaredReLU
+
+    model = nn.Sequential(SquaredReLU(), nn.ReLU())
     assert [each.place for each in swap(model, "iglu").replaced] == ["1"]
     assert isinstance(model[0].relu, nn.ReLU)
-    assert [each.place for each in swap(model, "iglu", only=StarReLU).replaced] == ["0"]
+    assert [each.place for each in swap(model, "iglu", only=SquaredReLU).replaced] == ["0"]
 
 
 def test_gates_of_squeeze_and_excitation_stay() -> None:
@@ -99,7 +116,8 @@ def test_functions_called_with_inplace_are_reported() -> None:
     from timm.models.nfnet import GammaAct
 
     model = nn.Sequential(GammaAct("silu", gamma=1.5))
-    record = swap(model, "iglu")
+    with pytest.warns(UserWarning, match="Nothing was replaced"):
+        record = swap(model, "iglu")
     assert record.replaced == []
     assert [each.call for each in record.functional] == ["self.act_fn(x, inplace=self.inplace)"]
 

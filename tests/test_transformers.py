@@ -146,6 +146,30 @@ def test_swapping_back_restores_the_model_and_its_config(tmp_path: Path) -> None
     assert torch.allclose(output(reload(model, tmp_path)), before)
 
 
+@pytest.mark.parametrize("build", [gpt2, t5, clip, mamba])
+def test_undo_restores_the_model_and_its_config(build: Any) -> None:
+    model = build().eval()
+    before, stated = output(model), model.config.to_dict()
+    modules = dict(model.named_modules())
+    record = silently(model, "iglu:0.5")
+    assert model.config.to_dict() != stated
+    record.undo()
+    assert model.config.to_dict() == stated
+    assert dict(model.named_modules()) == modules
+    assert torch.equal(output(model), before)
+
+
+def test_a_second_swap_replaces_ours_and_the_config_follows(tmp_path: Path) -> None:
+    model = gpt2()
+    for name in ("iglu:0.5", "iglu:learnable", "iglu_approx:2"):
+        assert len(silently(model, name).replaced) == 2
+        assert model.config.activation_function == name
+    model = mamba()
+    for name in ("iglu:0.5", "iglu:3"):
+        assert len(silently(model, name).replaced) == 2
+    assert model.backbone.layers[1].mixer.activation == "iglu:3"
+
+
 def test_a_saved_config_says_what_loading_it_needs(tmp_path: Path) -> None:
     model = gpt2()
     silently(model, "iglu")
@@ -214,7 +238,11 @@ def test_a_name_looked_up_in_forward_is_replaced_if_sigma_is_fixed(tmp_path: Pat
     model = mamba()
     before = output(model)
     record = silently(model, "iglu:0.5")
-    assert "backbone.layers.0.mixer.activation" in [each.place for each in record.replaced]
+    # The mixer keeps the same activation as a module too, which it never calls: one entry a layer.
+    assert [each.place for each in record.replaced] == [
+        f"backbone.layers.{layer}.mixer.activation" for layer in (0, 1)
+    ]
+    assert {each.sigma for each in activations(model).values()} == {0.5}
     assert {each.call for each in record.functional} == {"F.silu(z)"}
     assert not torch.allclose(output(model), before)
     assert torch.equal(output(reload(model, tmp_path)), output(model))
@@ -222,8 +250,9 @@ def test_a_name_looked_up_in_forward_is_replaced_if_sigma_is_fixed(tmp_path: Pat
 
 def test_a_name_looked_up_in_forward_is_reported_if_sigma_learns() -> None:
     model = mamba()
-    with pytest.warns(UserWarning, match="No config can express"):
+    with pytest.warns(UserWarning, match="mixer.activation: silu, a name looked up at every forward"):
         record = swap(model, "iglu:learnable")
+    assert record.replaced == []
     assert "ACT2FN[activation]" in {each.call for each in record.functional}
     assert model.config.hidden_act == "silu"
     output(model)

@@ -26,6 +26,7 @@ from iglu import zoo
 from iglu.integrations import Grammar, require
 from iglu.modules import XATLU, SigmaModule
 from iglu.swapping.forwards import MISSING
+from iglu.swapping.record import Change, change
 from iglu.swapping.slots import find_slots, is_activation, is_activation_name, signature
 
 Path = tuple[str, ...]
@@ -98,11 +99,15 @@ def _teach_initialisation(base: Any) -> None:
     base._initialize_weights = initialise
 
 
-def settle_configs(model: nn.Module, places: list[str], texts: dict[str, str]) -> list[str]:
+def settle_configs(
+    model: nn.Module, places: list[str], texts: dict[str, str]
+) -> tuple[list[str], list[Change]]:
     """Bring the configs of the transformers models in ``model`` up to date after a swap at ``places``,
-    where ``texts`` has the name of what now stands there; return the places no config expresses."""
+    where ``texts`` has the name of what now stands there; return the places no config expresses, and what
+    was changed."""
     base = sys.modules["transformers.modeling_utils"].PreTrainedModel
     unsaved: list[str] = []
+    changes: list[Change] = []
     for prefix, pretrained in _outermost(model, base):
         start = f"{prefix}." if prefix else ""
         inside = [place.removeprefix(start) for place in places if place.startswith(start)]
@@ -114,8 +119,8 @@ def settle_configs(model: nn.Module, places: list[str], texts: dict[str, str]) -
             new = _child(pretrained, place)
             if new is not None:
                 vars(new)["_is_hf_initialized"] = True  # what is trained is not to be initialised again
-        unsaved += [start + place for place in _settle(pretrained, inside, names)]
-    return unsaved
+        unsaved += [start + place for place in _settle(pretrained, inside, names, changes)]
+    return unsaved, changes
 
 
 def _outermost(module: nn.Module, base: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -133,7 +138,7 @@ def _child(model: nn.Module, place: str) -> nn.Module | None:
         return None  # a name in an attribute
 
 
-def _settle(model: Any, places: list[str], texts: dict[str, str]) -> list[str]:
+def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[Change]) -> list[str]:
     """Ask the model's own class, which alone knows what its config says: for each field that names an
     activation build the model from a changed config, without memory, and see which places follow.  A
     field is written if all places that follow it were given the same new activation."""
@@ -162,12 +167,12 @@ def _settle(model: Any, places: list[str], texts: dict[str, str]) -> list[str]:
     for path, value in fields.items():
         new = _read(reloaded, path)  # not from `changed`: one field may be derived from another
         if new != value:
-            _write_live(model, path, value, new)
+            changes += _write_live(model, path, value, new)
     theirs = sys.modules["transformers.activations"].ACT2CLS.keys()
     if any(value.removeprefix("gated-") not in theirs for _, value in _fields(model.config.to_dict())):
-        model.config.activation_note = _NOTE
-    else:
-        vars(model.config).pop("activation_note", None)
+        changes += change("config.activation_note", model.config, "activation_note", _NOTE)
+    elif "activation_note" in vars(model.config):
+        changes += change("config.activation_note", model.config, "activation_note", MISSING)
     return [place for place in places if after.get(place) != live.get(place, MISSING)]
 
 
@@ -213,20 +218,19 @@ def _write(data: dict[str, Any], path: Path, value: str) -> None:
     _read(data, tuple(parents))[last] = value
 
 
-def _write_live(model: Any, path: Path, old: str, new: str) -> None:
+def _write_live(model: Any, path: Path, old: str, new: str) -> list[Change]:
     *parents, last = path
     owner = model.config
     for key in parents:
         owner = owner[key] if isinstance(owner, dict) else getattr(owner, key)
-    if isinstance(owner, dict):
-        owner[last] = new
-        return
-    setattr(owner, last, new)
+    place = ".".join(("config", *path))
+    changes = change(place, owner, last, new)
     # Copies that parts of the model keep, as T5's encoder and decoder do.
     for module in model.modules():
         config = vars(module).get("config")
         if type(config) is type(owner) and model.config is owner and getattr(config, last, None) == old:
-            setattr(config, last, new)
+            changes += change(place, config, last, new)
+    return changes
 
 
 def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any]:

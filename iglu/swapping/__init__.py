@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from iglu import zoo
+from iglu.swapping.record import Change, FunctionalCall, Replacement, Swap, change
 from iglu.swapping.slots import (
     Slot,
     find_calls,
@@ -31,43 +30,6 @@ from iglu.swapping.slots import (
 Factory = Callable[[], nn.Module]
 Replacing = str | nn.Module | Factory
 Rule = str | type | Callable[[str, Any], bool]
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """One activation that was replaced."""
-
-    place: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class FunctionalCall:
-    """A call of an activation inside a forward, out of reach from outside: the place of the module, the
-    call as written, and where it is written."""
-
-    place: str
-    call: str
-    source: str
-
-
-@dataclass(frozen=True, repr=False)
-class Swap:
-    """What :func:`swap` did, and what it saw and could not do."""
-
-    replaced: list[Replacement] = field(default_factory=list)
-    functional: list[FunctionalCall] = field(default_factory=list)
-    not_saved: list[str] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        rows = [("replaced", each.place, f": {each.old} -> {each.new}") for each in self.replaced]
-        rows += [("functional", each.place, f": {each.call} ({each.source})") for each in self.functional]
-        rows += [("not saved", place, "") for place in self.not_saved]
-        return (
-            f"Swap: {len(self.replaced)} replaced, {len(self.functional)} functional calls left, "
-            f"{len(self.not_saved)} not saved" + "".join(f"\n  {line}" for line in _summary(rows))
-        )
 
 
 class _Maker(NamedTuple):
@@ -94,8 +56,10 @@ def swap(
     (``"layer1.*"``), a type, a callable ``(place, module) -> bool``, or several of them, one of which must
     agree.  Sigmoids, tanhs and whatever learns are replaced only if their type or exact place is given.
 
-    The config of a transformers model is brought up to date, so that ``save_pretrained`` and
-    ``from_pretrained`` agree with the model; places that no config can express are in ``not_saved``.
+    Hooks on a module that is replaced go on with the new one.  The config of a transformers model is brought
+    up to date, so that ``save_pretrained`` and ``from_pretrained`` agree with the model; places that no
+    config can express are in ``not_saved``.  A warning says if nothing was replaced, with what is there;
+    ``record.undo()`` puts back what was.
 
     >>> swap(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "iglu:0.5")
     Swap: 1 replaced, 0 functional calls left, 0 not saved
@@ -109,30 +73,74 @@ def swap(
             "Use iglu.create."
         )
     slots = list(find_slots(model))
-    fillings = [_fill(slot, maker, model) for slot, maker in _choose(slots, to, _rules(only))]
+    rules = _rules(only)
+    fillings = [_fill(slot, maker, model) for slot, maker in _choose(slots, to, rules)]
 
-    replaced = [_put(filling) for filling in fillings if _can_hold(filling) and len(filling.slot.path) == 1]
-    _leave_fused_paths(model)
+    put = [filling for filling in fillings if _can_hold(filling) and len(filling.slot.path) == 1]
+    instances = [id(filling.slot.content) for filling in put]
+    changes: list[Change] = []
+    for filling in put:
+        changes += _put(filling, is_shared=instances.count(id(filling.slot.content)) > 1)
+    replaced = [_replacement(filling) for filling in put]
+    changes += _leave_fused_paths(model)
     not_saved: list[str] = []
     if fillings and "transformers.modeling_utils" in sys.modules:
         from iglu.integrations import transformers as integration
 
         names = {each.slot.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
-        not_saved = integration.settle_configs(model, [each.place for each in replaced], names)
-    for slot, _, text in fillings:  # names in a config, if it was rewritten
+        not_saved, settled = integration.settle_configs(model, [each.place for each in replaced], names)
+        changes += settled
+    for filling in fillings:  # names in a config, if it was rewritten
+        slot, _, text = filling
         if len(slot.path) > 1 and text is not None and read_path(slot.parent, slot.path) == text:
-            replaced.append(Replacement(slot.place, slot.content, text))
-    if not_saved:
-        shown = ", ".join(not_saved[:3]) + (", ..." if len(not_saved) > 3 else "")
-        warnings.warn(
-            f"No config can express {len(not_saved)} of the new activations of {type(model).__name__} "
-            f"({shown}): from_pretrained brings the old ones back. Swap again after loading, then load the "
-            "state dict.",
-            stacklevel=2,
-        )
+            replaced.append(_replacement(filling))
     untold = {slot.place for slot in slots} - {each.slot.place for each in fillings}
-    calls = find_calls(model, settled=untold | {each.place for each in replaced})
-    return Swap(replaced, [FunctionalCall(*call) for call in calls], not_saved)
+    calls = list(find_calls(model, settled=untold | {each.place for each in replaced}))
+    record = Swap(replaced, [FunctionalCall(*call) for call in calls], not_saved, changes)
+    for text in _complaints(record, type(model).__name__, slots, rules):
+        warnings.warn(text, stacklevel=2)
+    return record
+
+
+def _complaints(record: Swap, model: str, slots: list[Slot], rules: list[Rule] | None) -> Iterator[str]:
+    """What a user has to know even if the record is not looked at."""
+    unmatched = [rule for rule in rules or () if not any(_agrees(rule, slot) for slot in slots)]
+    patterns = [rule for rule in unmatched if isinstance(rule, str)]
+    if rules is not None and len(unmatched) == len(rules):
+        yield f"only matches no activation of {model}, so nothing was replaced. {_inventory(record, slots)}"
+    elif patterns:
+        stated = ", ".join(map(repr, patterns))
+        yield f"only={stated} matches no activation of {model}. {_inventory(record, slots)}"
+    elif not record.replaced:
+        yield f"Nothing was replaced in {model}. {_inventory(record, slots)}"
+    if record.not_saved:
+        yield (
+            f"No config can express {len(record.not_saved)} of the new activations of {model} "
+            f"({_shown(record.not_saved, 3)}): from_pretrained brings the old ones back. Swap again after "
+            "loading, then load the state dict."
+        )
+
+
+def _inventory(record: Swap, slots: list[Slot]) -> str:
+    """The activations of a model, by how they can be reached."""
+    usual: list[str] = []
+    named: list[str] = []
+    for slot in slots:
+        if is_activation(slot.content):
+            kind = usual if is_replaced_by_default(slot.content) else named
+            by_name = ", a name looked up at every forward" if isinstance(slot.content, str) else ""
+            kind.append(f"{slot.place}: {_written(slot.content)}{by_name}")
+    calls = list(dict.fromkeys(f"{each.call} ({each.source})" for each in record.functional))
+    parts = [
+        f"It has {_shown(usual, 5)}." if usual else "",
+        f"Only by type or exact place: {_shown(named, 5)}." if named else "",
+        f"Called inside a forward, out of reach: {_shown(calls, 5)}." if calls else "",
+    ]
+    return " ".join(part for part in parts if part) or "It has no activation that swap knows."
+
+
+def _shown(items: list[str], most: int) -> str:
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
 
 
 def _rules(only: Any) -> list[Rule] | None:
@@ -179,8 +187,9 @@ def _choose(slots: list[Slot], to: Any, rules: list[Rule] | None) -> Iterator[tu
             inside_chosen.append(f"{slot.place}.")
     for key in sorted(unused):
         places = [slot.place for slot in slots if is_replaced_by_default(slot.content)]
-        shown = ", ".join(places[:5]) + (", ..." if len(places) > 5 else "")
-        raise ValueError(f"There is no activation at {key!r}. Places of this model: {shown or 'none'}.")
+        raise ValueError(
+            f"There is no activation at {key!r}. Places of this model: {_shown(places, 5) or 'none'}."
+        )
     return iter(chosen)
 
 
@@ -228,37 +237,61 @@ def _can_hold(filling: _Filling) -> bool:
     return filling.text is not None and not has_parameters(filling.new)
 
 
-def _put(filling: _Filling) -> Replacement:
+def _put(filling: _Filling, is_shared: bool) -> list[Change]:
     slot, new, text = filling
     (name,) = slot.path
     if isinstance(slot.content, str):
-        setattr(slot.parent, name, text)
-        return Replacement(slot.place, slot.content, str(text))
-    if name in slot.parent._modules:
-        slot.parent._modules[name] = new  # keeps the order of a Sequential, and names such as "0"
-    else:
-        setattr(slot.parent, name, new)
+        changes = change(slot.place, slot.parent, name, text)
+        for twin in slot.twins:
+            changes += change(slot.place, slot.parent, twin, copy.deepcopy(new))
+        return changes
+    if isinstance(slot.content, nn.Module):
+        _keep_hooks(slot.content, new, is_shared)
+    changes = change(slot.place, slot.parent, name, new)
     if isinstance(slot.parent, nn.TransformerEncoderLayer):
-        slot.parent.activation_relu_or_gelu = 0  # or evaluation would run a fused ReLU or GELU
-    old = repr(slot.content) if isinstance(slot.content, nn.Module) else str(function_name(slot.content))
-    return Replacement(slot.place, old, repr(new))
+        # or evaluation would run a fused ReLU or GELU
+        changes += change(slot.place, slot.parent, "activation_relu_or_gelu", 0)
+    return changes
 
 
-def _leave_fused_paths(model: nn.Module) -> None:
+def _replacement(filling: _Filling) -> Replacement:
+    slot, new, text = filling
+    return Replacement(
+        slot.place, _written(slot.content), str(text) if isinstance(slot.content, str) else repr(new)
+    )
+
+
+def _written(content: Any) -> str:
+    """As a reader knows it: a module by its repr, a function by its name, a name as it is."""
+    if isinstance(content, nn.Module | str):
+        return str(content)
+    return str(function_name(content))
+
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def _keep_hooks(old: nn.Module, new: nn.Module, is_shared: bool) -> None:
+    """The new one shares the hooks of the old one, so that their handles go on removing them; of one that
+    stands at several places each new one has a copy, or a hook added later would be called for all."""
+    if not any(getattr(old, kind) for kind in _HOOKS):
+        return
+    for kind in _HOOKS:
+        hooks = getattr(old, kind)
+        vars(new)[kind] = type(hooks)(hooks) if is_shared else hooks
+    vars(new)["_is_full_backward_hook"] = old._is_full_backward_hook
+
+
+def _leave_fused_paths(model: nn.Module) -> list[Change]:
     """An encoder hands nested tensors to layers that run fused; those that do not cannot take them."""
-    for module in model.modules():
+    changes: list[Change] = []
+    for place, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoder) and any(
             isinstance(layer, nn.TransformerEncoderLayer) and not layer.activation_relu_or_gelu
             for layer in module.layers
         ):
-            module.use_nested_tensor = False
-
-
-def _summary(rows: list[tuple[str, str, str]]) -> Iterator[str]:
-    """One line for all places that differ only by their numbers."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for title, place, text in rows:
-        groups.setdefault((title, re.sub(r"\d+", "*", place), text), []).append(place)
-    for (title, pattern, text), places in groups.items():
-        where = places[0] or "(the model)" if len(places) == 1 else f"{pattern} ({len(places)} times)"
-        yield f"{title} {where}{text}"
+            changes += change(place, module, "use_nested_tensor", False)
+    return changes

@@ -35,8 +35,12 @@ _REPLACED = {
     "timm.layers.activations_me": {"SwishMe", "MishMe", "HardSwishMe", "HardMishMe"},
 }  # fmt: skip
 
-# Activations built around another one: what is inside is not a place of its own.
-_WHOLE = {"timm.models.metaformer": {"StarReLU", "SquaredReLU"}}
+# Ours are replaced like any other, those that learn too, but for gates and what keeps things positive.
+_OURS = {"iglu.modules": {"IGLU", "ScaledGELU", "XATLU"}}
+
+# Activations built around another one: what is inside is not a place of its own.  timm's StarReLU is not
+# here: it learns an affine form around a ReLU, and keeps it around another activation.
+_WHOLE = {"timm.models.metaformer": {"SquaredReLU"}}
 
 # Every class defined here is an activation, and may be replaced if it is named.
 _HOMES = {
@@ -51,7 +55,7 @@ _HOMES = {
 _FUNCTION_NAMES = {
     "relu", "relu_", "relu6", "leaky_relu", "leaky_relu_", "elu", "elu_", "celu", "celu_", "selu", "selu_",
     "gelu", "gelu_new", "gelu_fast", "gelu_tanh", "quick_gelu", "silu", "swish", "mish", "hardswish",
-    "hard_swish", "hard_mish", "swish_me", "mish_me", "hard_swish_me", "hard_mish_me",
+    "hard_swish", "hard_mish", "swish_me", "mish_me", "hard_swish_me", "hard_mish_me", "iglu", "gelu_scaled",
 }  # fmt: skip
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 
@@ -70,6 +74,7 @@ class Slot(NamedTuple):
     parent: nn.Module
     path: Path  # from the parent; longer than one name where it leads into a config
     content: Any
+    twins: tuple[str, ...] = ()  # of a name: children made from it that the forward never uses
 
 
 class Seen(NamedTuple):
@@ -89,16 +94,18 @@ def find_slots(model: nn.Module, place: str = "", visited: set[int] | None = Non
     if id(model) in visited or _is_closed(model):
         return
     visited.add(id(model))
+    seen = _read(model)
+    paths = _paths_of_names(model, seen)
+    twins = _twins(model, [read_path(model, path) for path in paths], seen) if paths else ()
     for name, child in model._modules.items():
-        if child is not None:
+        if child is not None and name not in twins:
             yield Slot(_join(place, name), model, (name,), child)
             yield from find_slots(child, _join(place, name), visited)
-    seen = _read(model)
     for name, value in vars(model).items():
         if function_name(value) is not None and _is_called_plainly(name, seen):
             yield Slot(_join(place, name), model, (name,), value)
-    for path in _paths_of_names(model, seen):
-        yield Slot(_join(place, *path), model, path, read_path(model, path))
+    for path in paths:
+        yield Slot(_join(place, *path), model, path, read_path(model, path), twins)
 
 
 def find_calls(model: nn.Module, settled: set[str]) -> Iterator[Seen]:
@@ -118,9 +125,11 @@ def find_calls(model: nn.Module, settled: set[str]) -> Iterator[Seen]:
 def is_replaced_by_default(content: Any) -> bool:
     """Whether it is an activation of the kind that swap replaces without being asked for it by name."""
     if isinstance(content, str):
-        return content in _CONFIG_NAMES
+        row = zoo.ZOO.get(content.partition(":")[0])
+        return content in _CONFIG_NAMES or (row is not None and row.takes_sigma and row.self_gated)
     if isinstance(content, nn.Module):
-        return _defined_in(type(content), _REPLACED) and not has_parameters(content)
+        usual = _defined_in(type(content), _REPLACED) and not has_parameters(content)
+        return usual or _defined_in(type(content), _OURS)
     return function_name(content) is not None
 
 
@@ -243,6 +252,16 @@ def _paths_of_names(module: nn.Module, seen: list[Sighting]) -> list[Path]:
         elif not sighting.of_self:  # the name was handed to a helper function
             paths += [(name,) for name, value in vars(module).items() if isinstance(value, str)]
     return [path for path in dict.fromkeys(paths) if is_activation_name(read_path(module, path))]
+
+
+def _twins(module: nn.Module, names: list[Any], seen: list[Sighting]) -> tuple[str, ...]:
+    """Children that are what one of these names stands for and that the forward does not read: the same
+    activation once more, as Mamba keeps it."""
+    used = {sighting.path[0] for sighting in seen if sighting.path is not None}
+    tables = [sighting.value for sighting in seen if _is_table(sighting.value)]
+    meant = [signature(table[name]) for table in tables for name in names if name in table]
+    children = module._modules.items()
+    return tuple(name for name, child in children if name not in used and signature(child) in meant)
 
 
 def _shows_activation(sighting: Sighting, open_names: list[Path]) -> bool:

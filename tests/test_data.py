@@ -358,7 +358,7 @@ def test_text_is_tokenised_once_and_again_when_it_changes(tmp_path: Path) -> Non
 
 
 def test_blocks_are_consecutive_tokens_without_the_rest() -> None:
-    data = text.TextSet(torch.arange(10), torch.arange(2), torch.arange(4), 256)
+    data = text.TextSet(torch.arange(10), torch.arange(2), torch.arange(4), 256, torch.ones(256))
     assert data.blocks("train", 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(ValueError, match="valid text has 2 tokens: not one block of 4"):
         data.blocks("valid", 4)
@@ -391,3 +391,42 @@ def test_tiny_shakespeare_has_its_338025_tokens() -> None:
     tokenizer = text.load_tokenizer("gpt2", folder)
     whole = (folder / "tinyshakespeare" / "input.txt").read_text()
     assert sum(map(len, tokenizer.encode([whole]))) == 338_025
+
+
+def _merged(word: bytes, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
+    """Byte-pair encoding by its definition: the earliest merge first, wherever it applies."""
+    parts = [bytes([byte]) for byte in word]
+    for left, right in merges:
+        place = 0
+        while place < len(parts) - 1:
+            if (parts[place], parts[place + 1]) == (left, right):
+                parts[place : place + 2] = [left + right]
+            place += 1
+    return parts
+
+
+def test_the_first_merges_of_gpt2_are_a_code_of_their_own() -> None:
+    folder = _folder_with("gpt2-bpe")
+    tokenizer = text.load_tokenizer("gpt2:4096", folder)
+    assert tokenizer.vocabulary == len(tokenizer.lengths) == 4096
+    lines = (folder / "gpt2-bpe" / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:3841]
+    # plain letters stand for themselves in that file
+    merges = [tuple(part.encode() for part in line.split()) for line in lines if line.isascii()]
+    for word in (b"unbelievable", b"thermodynamics", b"Wolverhampton"):
+        tokens = next(tokenizer.encode([word.decode()]))
+        assert tokens.max() < 4096
+        assert tokenizer.lengths[tokens.tolist()].tolist() == [len(part) for part in _merged(word, merges)]
+
+
+def test_a_token_is_as_long_as_its_bytes() -> None:
+    folder = _folder_with("gpt2-bpe")
+    words = "naïve — 12 → 日本\n"
+    for name in ("bytes", "gpt2:300", "gpt2"):
+        tokenizer = text.load_tokenizer(name, folder)
+        lengths = tokenizer.lengths[next(tokenizer.encode([words])).tolist()]
+        assert int(lengths.sum()) == len(words.encode())
+
+
+def test_more_tokens_than_gpt2_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="asks for more than the 50256 tokens"):
+        text.load_tokenizer("gpt2:60000", _folder_with("gpt2-bpe"))

@@ -98,3 +98,22 @@ def test_a_field_that_is_misspelt_is_refused_with_the_nearest() -> None:
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"Unknown recipe 'digit'. Did you mean 'digits'"):
         get_recipe("digit")
+
+
+def test_a_recipe_of_before_draws_its_long_tail_by_the_runs_seed() -> None:
+    fields = get_recipe("digits-lt").but(seed=3).as_dict()
+    assert Recipe.from_dict(fields).subset_draw == 0
+    del fields["subset_seed"]
+    assert Recipe.from_dict(fields).subset_draw == 3
+
+
+def test_a_recipe_of_before_with_all_the_images_is_the_same_recipe() -> None:
+    fields = get_recipe("digits").as_dict()
+    del fields["subset_seed"]
+    assert Recipe.from_dict(fields).identity() == get_recipe("digits").identity()
+
+
+@pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:256", "gpt2:x", "bytes:300"])
+def test_an_unknown_tokenizer_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="tokenizer must be"):
+        get_recipe("gpt2-python").but(tokenizer=name)

@@ -198,6 +198,50 @@ def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest
 # -- running ---------------------------------------------------------------------------------------
 
 
+def test_a_sweep_with_tails_writes_them_into_the_last_line_of_each_run(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('recipes = ["digits-lt"]\nactivations = ["relu"]\nseeds = 1\nepochs = 2\nepoch_steps = 2')
+    assert command.main([str(grid), "--tails", "5", "--out", str(tmp_path / "runs")]) == 0
+    (run,), _ = read_runs(tmp_path / "runs")
+    assert ["tails" in row for row in run.history] == [False, True]
+    layers = run.last["tails"]
+    assert len(layers) == 7
+    assert all(layer["alpha"] > 0 and layer["gaussian"] > 0 for layer in layers.values())
+
+
+def test_a_field_with_several_values_is_run_with_each(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'recipes = ["digits-lt"]\nactivations = ["relu", "gelu"]\nseeds = 1\nratio = [10.0, 50.0]'
+    )
+    cells = read_grid(str(grid)).cells
+    assert [(cell.ratio, cell.activation) for cell in cells] == [
+        (10.0, "relu"), (10.0, "gelu"), (50.0, "relu"), (50.0, "gelu"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ('metric = "test_acc"', "plan must have metric and reference"),
+        ('metric = "test_acc"\nreference = "silu"', "an activation of the plan"),
+        ('metric = "test_acc"\nreference = "relu"\nclaims = {a = ["relu"]}', "compares two activations"),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_grid_is_refused(plan: str, message: str, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(f'recipes = ["digits"]\nactivations = ["relu", "gelu"]\n[plan]\n{plan}')
+    with pytest.raises(ValueError, match=message):
+        read_grid(str(grid))
+
+
+@pytest.mark.parametrize("grid", sorted((Path(__file__).parents[1] / "results/evidence").glob("*.toml")))
+def test_every_grid_of_the_evidence_has_a_plan(grid: Path) -> None:
+    found = read_grid(str(grid))
+    assert found.plan is not None
+    assert all(cell.threads == 1 and cell.tails == cell.last_epoch for cell in found.cells)
+
+
 def test_a_stopped_sweep_goes_on_with_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [_file(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "2"]
     assert command.main([*flags, "--seeds", "1", "--only", "relu"]) == 0

@@ -127,6 +127,51 @@ def test_the_loop_computes_what_a_bare_loop_computes(tmp_path: Path) -> None:
     assert run.last["test_loss"] == pytest.approx(F.cross_entropy(outputs, targets).item(), rel=1e-6)
 
 
+def test_how_often_a_run_is_evaluated_changes_none_of_its_numbers(tmp_path: Path) -> None:
+    often = fit(IMAGES.but(epochs=3), out=tmp_path / "often")
+    seldom = fit(IMAGES.but(epochs=3, evaluate_every=2), out=tmp_path / "seldom")
+    assert [("test_acc" in row) for row in seldom.history] == [False, True, True]
+    rows = zip(often.without_timings(), seldom.without_timings(), strict=True)
+    assert all(row.items() <= whole.items() for whole, row in rows)
+    assert seldom.last == seldom.history[-1]
+    assert read_run(seldom.folder).history == seldom.history
+
+
+def test_the_long_tail_is_one_for_all_seeds_unless_it_follows_the_seed() -> None:
+    def kept(recipe: Recipe) -> Tensor:
+        task = load_task(recipe)
+        assert isinstance(task, ImageTask)
+        return task.data.train.pixels
+
+    assert torch.equal(kept(IMAGES), kept(IMAGES.but(seed=1)))
+    assert torch.equal(kept(IMAGES.but(seed=1, subset_seed=None)), kept(IMAGES.but(subset_seed=1)))
+    assert not torch.equal(kept(IMAGES), kept(IMAGES.but(subset_seed=1)))
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+def test_every_learned_sigma_is_in_the_metrics(constrain: bool, tmp_path: Path) -> None:
+    run = fit(IMAGES.but(activation="iglu:learnable=5", constrain=constrain), out=tmp_path)
+    name = "log_sigma" if constrain else "sigma"
+    parameters = {key: value for key, value in _weights(run.folder).items() if key.endswith("." + name)}
+    assert len(parameters) == len(run.last["sigmas"]) == 7
+    for key, value in parameters.items():
+        sigma = value.exp() if constrain else value
+        assert run.last["sigmas"][key.removesuffix("." + name)] == pytest.approx(sigma.tolist())
+    assert run.history[0]["sigmas"] != run.last["sigmas"]
+    assert "sigmas" not in fit(IMAGES, out=tmp_path).last
+
+
+def test_bits_a_byte_are_those_of_the_text_whatever_the_tokens(tmp_path: Path) -> None:
+    task = load_task(TEXT)
+    outputs = torch.zeros(2, 31, 256)
+    targets = torch.randint(256, (2, 31), generator=torch.Generator().manual_seed(0))
+    # Equal chances for 256 tokens are 8 bits each.
+    task.lengths = torch.ones(256, dtype=torch.int64)  # type: ignore[attr-defined]
+    assert task.test_figures(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(8)
+    task.lengths = torch.full((256,), 4)  # type: ignore[attr-defined]
+    assert task.test_figures(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(2)
+
+
 @pytest.mark.parametrize(
     "recipe", [IMAGES.but(norm=False), TEXT, VIT.but(dropout=0.0)], ids=["images", "text", "vit"]
 )

@@ -18,7 +18,7 @@ from iglu.lab.results import REFERENCES, Run, Summary, setting_label
 def run_row(run: Run) -> dict[str, Any]:
     """A run as one flat row; what it has not got yet is None."""
     recipe = run.recipe
-    has_epochs = bool(run.history)
+    has_epochs = bool(run.evaluated)
     return {
         "status": run.status,
         "recipe": setting_label(recipe),

@@ -201,7 +201,7 @@ class _Picture(Watcher):
 
 
 def _figures(run: Run) -> str:
-    if not run.history:
+    if not run.evaluated:
         return run.status
     unit = "" if run.figure == "perplexity" else "%"
     return f"{run.figure} {run.last[run.figure]:.2f}{unit}, {run.last['rate']:,.0f}/s"

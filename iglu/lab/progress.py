@@ -22,10 +22,11 @@ def describe(row: Row) -> str:
     parts = [f"epoch {row['epoch']:>3}", f"train loss {row['train_loss']:.4f}"]
     if "train_acc" in row:
         parts.append(f"train acc {row['train_acc']:.2f}%")
-    parts.append(f"test loss {row['test_loss']:.4f}")
+    if "test_loss" in row:
+        parts.append(f"test loss {row['test_loss']:.4f}")
     if "perplexity" in row:
         parts.append(f"perplexity {row['perplexity']:.2f}")
-    else:
+    if "test_acc" in row:
         parts.append(f"test acc {row['test_acc']:.2f}%")
     shots = [f"{shot} {row[key]:.1f}%" for shot in SHOTS if (key := f"test_acc_{shot}") in row]
     if shots:
@@ -37,7 +38,7 @@ def describe(row: Row) -> str:
 def conclude(run: Run) -> str:
     """How a run ended: the last epoch, and the best marked as such."""
     head = f"{run.status}" + (f" {run.message}" if run.status == "stopped" else "")
-    if not run.history:
+    if not run.evaluated:
         return head
     figure, unit = ("perplexity", "") if run.figure == "perplexity" else ("test acc", "%")
     last, best = run.last, run.best

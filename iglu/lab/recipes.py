@@ -17,7 +17,7 @@ from iglu import zoo
 from iglu.functional import check_choice
 from iglu.lab.data.augment import Augmentation, Jitter
 from iglu.lab.data.longtail import PROFILES
-from iglu.lab.data.text import TOKENIZERS
+from iglu.lab.data.text import check_tokenizer
 
 PRECISIONS = ("32", "bf16-mixed", "16-mixed")
 SCHEDULES = ("cosine", "warmup-linear", "constant")
@@ -44,7 +44,7 @@ class Recipe:
     constrain: bool = False
     """Keep a learnable sigma positive; the paper's was free."""
     seed: int = 0
-    """Decides weights, order, augmentation, dropout and which images a long tail keeps."""
+    """Decides weights, order, augmentation and dropout."""
 
     epochs: int = 200
     """The length of the schedule."""
@@ -71,6 +71,9 @@ class Recipe:
     """Images of the largest class to those of the smallest: above 1, a long tail."""
     profile: Literal["exponential", "step"] = "exponential"
     """How the class sizes fall."""
+    subset_seed: int | None = 0
+    """Decides which images a long tail keeps: one draw for every seed, as the authors had it; None draws
+    anew for each seed."""
     class_weights: bool = False
     """Weight the training loss by 1/n_k."""
     size: int | None = None
@@ -83,8 +86,9 @@ class Recipe:
     """Of brightness, contrast, saturation and hue."""
     context: int = 1024
     """Tokens in a block of text."""
-    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
-    """bytes, or the byte pairs of GPT-2 from its files in the data folder."""
+    tokenizer: str = "gpt2"
+    """bytes; gpt2, its byte pairs from its files in the data folder; gpt2:4096, the first of them, so many
+    tokens in all."""
     evaluate: Literal["test", "valid"] = "test"
     """The split of a text that the figures of an epoch are from; image sets have test alone."""
     dropout: float = 0.1
@@ -100,6 +104,10 @@ class Recipe:
     """CPU threads; by default torch decides."""
     stop_after: int | None = _execution(None)
     """End after so many epochs under the full schedule."""
+    evaluate_every: int = _execution(1)
+    """Epochs from one evaluation to the next; there is one after the last in any case."""
+    tails: int | None = _execution(None)
+    """Every so many epochs, and after the last, add the tail index of each layer to the metrics."""
     checkpoint_every: float = _execution(120.0)
     """Seconds between checkpoints; there is one at the end in any case."""
     accelerator: str = _execution("auto")
@@ -114,10 +122,10 @@ class Recipe:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("profile", self.profile, PROFILES)
-        check_choice("tokenizer", self.tokenizer, TOKENIZERS)
-        for name in ("epochs", "batch", "accumulate", "context", "devices", "nodes"):
+        check_tokenizer(self.tokenizer)
+        for name in ("epochs", "batch", "accumulate", "context", "evaluate_every", "devices", "nodes"):
             _check_least(name, getattr(self, name), 1)
-        for name in ("epoch_steps", "threads", "stop_after", "size"):
+        for name in ("epoch_steps", "threads", "stop_after", "tails", "size"):
             _check_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "warmup", "clip", "padding", "dropout", "checkpoint_every"):
             _check_least(name, getattr(self, name), 0)
@@ -138,6 +146,11 @@ class Recipe:
     @property
     def last_epoch(self) -> int:
         return self.epochs if self.stop_after is None else min(self.epochs, self.stop_after)
+
+    @property
+    def subset_draw(self) -> int:
+        """The seed of the draw that makes a long tail."""
+        return self.seed if self.subset_seed is None else self.subset_seed
 
     @property
     def augmentation(self) -> Augmentation:
@@ -170,11 +183,13 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
-        """As written by ``as_dict``; a field of a later version is refused by name."""
+        """As written by ``as_dict``; a field of a later version is refused by name.  Before there was a
+        ``subset_seed`` the subset of a long tail followed the run's seed."""
         unknown = sorted(fields.keys() - _FIELDS.keys())
         if unknown:
             raise ValueError(f"Unknown fields of a recipe: {', '.join(unknown)}")
-        return cls(**fields)
+        before = {"subset_seed": None} if fields.get("ratio", 1.0) > 1 else {}
+        return cls(**{**before, **fields})
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}

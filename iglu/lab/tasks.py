@@ -116,7 +116,7 @@ class ImageTask(Task):
         super().__init__(recipe, device)
         data = IMAGE_SETS[recipe.dataset](root)
         if recipe.ratio > 1:
-            data = long_tailed(data, recipe.ratio, recipe.profile, recipe.seed)
+            data = long_tailed(data, recipe.ratio, recipe.profile, recipe.subset_draw)
         self.counts = data.counts()
         weights = class_weights(self.counts) if recipe.class_weights else torch.ones(data.classes)
         self.sample_weights = weights[data.train.labels]  # on the CPU, where rows are chosen
@@ -201,6 +201,7 @@ class TextTask(Task):
     def __init__(self, recipe: Recipe, device: torch.device, root: Path) -> None:
         super().__init__(recipe, device)
         self.data = text.load(recipe.dataset, root, recipe.tokenizer, cache_folder())
+        self.lengths = self.data.lengths.to(device)
         self.train = self.data.blocks("train", recipe.context)
         self.test = self.data.blocks(recipe.evaluate, recipe.context)
         self.samples = len(self.train)
@@ -232,11 +233,18 @@ class TextTask(Task):
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten(), reduction="sum")
-        return torch.stack([loss, loss.new_tensor(float(targets.numel()))])
+        counts = (targets.numel(), self.lengths[targets].sum().item())
+        return torch.stack([loss, *map(loss.new_tensor, map(float, counts))])
 
     def test_figures(self, sums: list[float]) -> dict[str, float]:
-        loss = sums[0] / sums[1]
-        return {"test_loss": loss, "perplexity": _exp(loss)}
+        """Perplexity is of a tokenizer's own tokens; bits a byte compare between tokenizers."""
+        total, tokens, length = sums
+        loss = total / tokens
+        return {
+            "test_loss": loss,
+            "perplexity": _exp(loss),
+            "bits_per_byte": total / math.log(2) / length,
+        }
 
     def train_figures(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
         return {"train_loss": loss / weight, "train_perplexity": _exp(loss / weight)}

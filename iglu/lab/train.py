@@ -31,7 +31,7 @@ from iglu.lab.runfolder import claim, open_run, record_start
 from iglu.lab.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
 from iglu.lab.storage import write_json, write_json_lines
 from iglu.lab.tasks import Task, load_task
-from iglu.modules import weight_decay_groups
+from iglu.modules import SigmaModule, weight_decay_groups
 
 
 class Observer:
@@ -248,8 +248,12 @@ class Loop:
             "lr": self.optimizer.param_groups[0]["lr"],
             **training.figures,
         }
+        sigmas = learned_sigmas(training.model)
+        if sigmas:
+            row["sigmas"] = sigmas
         began = time.perf_counter()
-        row |= self.evaluate()
+        if row["epoch"] % self.recipe.evaluate_every == 0 or row["epoch"] == self.recipe.last_epoch:
+            row |= self.evaluate()
         row |= {
             "seconds": round(training.sums["seconds"], 3),
             "test_seconds": round(time.perf_counter() - began, 3),
@@ -373,6 +377,15 @@ def make_fabric(recipe: Recipe) -> Fabric:
         raise ValueError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
     fabric.launch()
     return fabric
+
+
+def learned_sigmas(model: nn.Module) -> dict[str, list[float]]:
+    """Of each activation that learns its sigma: one number, or one a channel."""
+    return {
+        name: module.sigma.detach().tolist()
+        for name, module in model.named_modules()
+        if isinstance(module, SigmaModule) and isinstance(module.sigma, Tensor)
+    }
 
 
 def _shared(fabric: Fabric, value: Any) -> Any:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu.lab.data import data_folder
-from iglu.lab.probe.observer import TailObserver
+from iglu.lab.probe.observer import tail_observers
 from iglu.lab.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
 from iglu.lab.runfolder import FolderInUseError
@@ -31,14 +31,12 @@ class Command:
     """Folder in which the run gets a folder of its own."""
     tensorboard: bool = False
     """Also write the figures for TensorBoard."""
-    tails: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Every N epochs, and after the last, add the tail index of each layer to the metrics."""
 
     def observers(self) -> list[Observer]:
         return [
             Display(),
             *([TensorBoard()] if self.tensorboard else []),
-            *([TailObserver(self.tails)] if self.tails is not None else []),
+            *tail_observers(self.recipe),
         ]
 
 

@@ -22,7 +22,8 @@ from iglu.lab.data.embedded import python_reference
 from iglu.lab.storage import write_atomically
 
 SPLITS = ("train", "valid", "test")
-TOKENIZERS = ("bytes", "gpt2")
+TOKENIZERS = ("bytes", "gpt2", "gpt2:SIZE")
+BYTES = 256  # the tokens every text can be written in
 
 # The names under which the splits of WikiText circulate.
 _FILE_NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "{}.tokens", "{}.raw")
@@ -42,6 +43,7 @@ class Tokenizer(NamedTuple):
     vocabulary: int
     identity: str  # changes when its output would
     encode: Callable[[Iterable[str]], Iterator[np.ndarray]]
+    lengths: Tensor  # of each token, in bytes
 
 
 class TextSet(NamedTuple):
@@ -51,6 +53,7 @@ class TextSet(NamedTuple):
     valid: Tensor
     test: Tensor
     vocabulary: int
+    lengths: Tensor  # of each token, in bytes: what makes the losses of two tokenizers comparable
 
     def blocks(self, split: str, context: int) -> Tensor:
         """The split cut into rows of ``context`` tokens; what is left over at the end is dropped."""
@@ -67,7 +70,7 @@ def load(name: str, root: Path, tokenizer: str, cache: Path) -> TextSet:
     ``root``, or a plain text file: its path."""
     coder = load_tokenizer(tokenizer, root)
     splits = {split: _tokenised(lines, coder, cache) for split, lines in _sources(name, root).items()}
-    return TextSet(splits["train"], splits["valid"], splits["test"], coder.vocabulary)
+    return TextSet(splits["train"], splits["valid"], splits["test"], coder.vocabulary, coder.lengths)
 
 
 # -- where the text is -----------------------------------------------------------------------------
@@ -135,17 +138,35 @@ def _cut(text: str) -> dict[str, Lines]:
 # -- tokens ----------------------------------------------------------------------------------------
 
 
+def check_tokenizer(name: str) -> int | None:
+    """A ValueError if there is no tokenizer of that name; the number of tokens it asks for, if it does."""
+    kind, colon, size = name.partition(":")
+    if not colon:
+        check_choice("tokenizer", name, TOKENIZERS)
+        return None
+    if kind != "gpt2" or not size.isdecimal() or int(size) <= BYTES:
+        raise ValueError(f"tokenizer must be bytes, gpt2 or gpt2:SIZE with SIZE above {BYTES}, got {name!r}")
+    return int(size)
+
+
 def load_tokenizer(name: str, root: Path) -> Tokenizer:
     """``"bytes"``: the 256 bytes of UTF-8; ``"gpt2"``: byte-pair encoding from the two files of GPT-2 in
-    ``root`` or one of its folders."""
-    check_choice("tokenizer", name, TOKENIZERS)
+    ``root`` or one of its folders.  ``"gpt2:4096"``: GPT-2's merges are ordered, and each made the token
+    after the last, so that the 256 bytes and its first 3,840 merges are a code of their own."""
+    size = check_tokenizer(name)
     if name == "bytes":
-        return Tokenizer("bytes", 256, "bytes", _bytes)
+        return Tokenizer(name, BYTES, name, _bytes, torch.ones(BYTES, dtype=torch.int64))
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import models, pre_tokenizers
 
-    vocabulary, merges = _bpe_files(root)
-    coder = FastTokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    files = _bpe_files(root)
+    vocabulary, merges = models.BPE.read_file(*map(str, files))
+    if size is not None:
+        if size > BYTES + len(merges):
+            raise ValueError(f"{name} asks for more than the {BYTES + len(merges)} tokens of {files[1]}")
+        merges = merges[: size - BYTES]
+        vocabulary = {token: number for token, number in vocabulary.items() if number < size}
+    coder = FastTokenizer(models.BPE(vocabulary, merges))
     coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
     def encode(lines: Iterable[str]) -> Iterator[np.ndarray]:
@@ -153,8 +174,11 @@ def load_tokenizer(name: str, root: Path) -> Tokenizer:
         for batch in _batches(lines, 10_000):
             yield np.concatenate([np.asarray(e.ids, np.uint16) for e in coder.encode_batch_fast(batch)])
 
-    identity = hashlib.sha256(vocabulary.read_bytes() + merges.read_bytes()).hexdigest()
-    return Tokenizer("gpt2", coder.get_vocab_size(), identity, encode)
+    lengths = torch.zeros(len(vocabulary), dtype=torch.int64)
+    for token, number in vocabulary.items():
+        lengths[number] = len(token)  # written with a letter for each byte
+    identity = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return Tokenizer(name.replace(":", "-"), len(vocabulary), f"{identity}{size or ''}", encode, lengths)
 
 
 def _bpe_files(root: Path) -> tuple[Path, Path]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from iglu.lab.probe.observer import tail_observers
 from iglu.lab.recipes import Recipe
 from iglu.lab.results import Run
 from iglu.lab.runfolder import FolderInUseError
@@ -98,7 +99,7 @@ def _attempt(
     recipe: Recipe, data: Path | str | None, out: Path, observer: Observer
 ) -> Outcome | FolderInUseError:
     try:
-        return Outcome(recipe, fit(recipe, data=data, out=out, observers=[observer]))
+        return Outcome(recipe, fit(recipe, data=data, out=out, observers=[observer, *tail_observers(recipe)]))
     except FolderInUseError as error:
         return error
     except (OSError, ValueError, ImportError) as error:

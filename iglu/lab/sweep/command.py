@@ -58,6 +58,8 @@ class Flags:
     """Cells at a time on this machine."""
     threads: int | None = None
     """CPU threads of a cell, by default 1 or as the file says; they decide the last digits of its numbers."""
+    tails: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Every N epochs, and after the last, add the tail index of each layer to the metrics."""
     time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
     """Stop after this time: each running cell at a checkpoint, once the step it is at is done."""
     dry_run: bool = False
@@ -126,7 +128,7 @@ def chosen_cells(flags: Flags) -> list[Recipe]:
         if value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     changes: dict[str, Any] = dict(map(read_field, flags.set))
-    given = {"epochs": flags.epochs, "threads": flags.threads}
+    given = {"epochs": flags.epochs, "threads": flags.threads, "tails": flags.tails}
     changes |= {name: value for name, value in given.items() if value is not None}
     grid: Grid = read_grid(flags.target, flags.seeds, changes)
     is_meant = chooser(flags.only, grid.cells)

@@ -213,7 +213,8 @@ class _RandomText(TextTask):
         Task.__init__(self, recipe, device)
         self.samples, self.units_a_sample = recipe.batch, recipe.context - 1
         tokens = torch.randint(_GPT2_VOCABULARY, (self.samples * recipe.context,))
-        self.data = TextSet(tokens, tokens, tokens, _GPT2_VOCABULARY)
+        self.lengths = torch.ones(_GPT2_VOCABULARY, dtype=torch.int64, device=device)
+        self.data = TextSet(tokens, tokens, tokens, _GPT2_VOCABULARY, self.lengths)
         self.train = self.test = self.data.blocks("train", recipe.context)
 
 

@@ -7,8 +7,9 @@ keeps no state of its own and goes on after anything, also with more seeds or ac
 from __future__ import annotations
 
 import difflib
+import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +32,22 @@ SEEDS = 5  # where nothing else is said
 _OF_THE_GRID = {"name": "recipes", "activation": "activations", "seed": "seeds"}
 
 
+class Plan(NamedTuple):
+    """What a grid is run for, said before it is: the rules are in results/evidence/README.md."""
+
+    metric: str
+    reference: str  # every other activation is set beside this one
+    claims: dict[str, tuple[str, str]]  # by its words, the activation that is to be better, and the other
+    spread: float | None = None  # standard deviation of one run over seeds, where it was seen before
+
+
 class Grid(NamedTuple):
     """Recipes with their activation set, and the seeds each is to be run with."""
 
     title: str
     recipes: tuple[Recipe, ...]
     seeds: tuple[int, ...]
+    plan: Plan | None = None
 
     @property
     def cells(self) -> tuple[Recipe, ...]:
@@ -91,7 +102,7 @@ def _from_file(path: Path) -> Grid:
 
 
 def _from_content(content: dict[str, Any], title: str) -> Grid:
-    own = ("recipes", "activations", "seeds")
+    own = ("recipes", "activations", "seeds", "plan")
     fields = {key: value for key, value in content.items() if key not in own}
     for key in fields:
         if key in _OF_THE_GRID:
@@ -103,9 +114,32 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
         seeds = list(range(seeds))
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise ValueError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
-    bases = [_but(get_recipe(name), fields) for name in names]
+    bases = [_but(get_recipe(name), choice) for name in names for choice in _choices(fields)]
     recipes = tuple(base.but(activation=activation) for base in bases for activation in activations)
-    return Grid(title, recipes, tuple(seeds))
+    return Grid(title, recipes, tuple(seeds), _plan(content.get("plan"), activations))
+
+
+def _choices(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A field with a list of values is run with each of them."""
+    several = {
+        name: values for name, values in fields.items() if isinstance(values, list) and name != "jitter"
+    }
+    for chosen in itertools.product(*several.values()):
+        yield fields | dict(zip(several, chosen, strict=True))
+
+
+def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
+    if content is None:
+        return None
+    if not isinstance(content, dict) or not {"metric", "reference"} <= content.keys() <= set(Plan._fields):
+        raise ValueError(f"plan must have metric and reference, may have claims and spread, got {content!r}")
+    claims = {text: tuple(pair) for text, pair in content.get("claims", {}).items()}
+    for pair in claims.values():
+        if len(pair) != 2:
+            raise ValueError(f"a claim compares two activations, got {list(pair)!r}")
+    for name in (content["reference"], *itertools.chain(*claims.values())):
+        check_choice("an activation of the plan", name, activations)
+    return Plan(content["metric"], content["reference"], claims, content.get("spread"))
 
 
 def _words(content: dict[str, Any], key: str) -> list[str]:

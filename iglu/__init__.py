@@ -1,5 +1,6 @@
 """IGLU, the Integrated Gaussian Linear Unit, for PyTorch."""
 
+from iglu import integrations
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
 from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
@@ -27,3 +28,5 @@ __all__ = [
     "weight_decay_groups",
 ]
 __version__ = "0.1.0"
+
+integrations.teach_transformers()

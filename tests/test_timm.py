@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -183,3 +184,15 @@ def test_where_timm_wants_a_function_sigma_must_be_fixed() -> None:
     assert torch.equal(get_act_fn("iglu:0.5")(x, inplace=True), iglu.iglu(x, 0.5))
     with pytest.raises(ValueError, match="cannot hold the learnable sigma"):
         get_act_fn("iglu:learnable")
+
+
+def test_what_timm_is_given_can_be_pickled() -> None:
+    from timm.layers import get_act_fn, get_act_layer
+
+    x = torch.randn(5)
+    function = pickle.loads(pickle.dumps(get_act_fn("iglu:0.5")))
+    assert torch.equal(function(x, inplace=True), iglu.iglu(x, 0.5))
+    layer = pickle.loads(pickle.dumps(get_act_layer("iglu:0.5")))(inplace=True)
+    assert torch.equal(layer(x), iglu.iglu(x, 0.5))
+    again = pickle.loads(pickle.dumps(resnet(act_layer="iglu:0.5")))
+    assert {module.sigma for module in iglus(again)} == {0.5}

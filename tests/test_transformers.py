@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -174,7 +176,7 @@ def test_a_saved_config_says_what_loading_it_needs(tmp_path: Path) -> None:
     model = gpt2()
     silently(model, "iglu")
     model.save_pretrained(tmp_path)
-    assert "iglu.integrations.transformers.register()" in (tmp_path / "config.json").read_text()
+    assert "import iglu before from_pretrained" in (tmp_path / "config.json").read_text()
     silently(model, "gelu", only=iglu.IGLU)
     model.save_pretrained(tmp_path)
     assert "iglu" not in (tmp_path / "config.json").read_text()
@@ -184,6 +186,33 @@ def test_an_instance_that_the_grammar_can_name_is_saved(tmp_path: Path) -> None:
     model = gpt2()
     assert silently(model, iglu.IGLU(0.123456789)).not_saved == []
     assert reload(model, tmp_path).transformer.h[0].mlp.act.sigma == 0.123456789
+
+
+def test_a_sigma_that_was_set_since_is_saved(tmp_path: Path) -> None:
+    model = gpt2()
+    silently(model, "iglu:0.5")
+    for block in model.transformer.h:
+        block.mlp.act.sigma = 5.0
+    again = reload(model, tmp_path)
+    assert {module.sigma for module in activations(again).values()} == {5.0}
+    assert torch.equal(output(again.eval()), output(model.eval()))
+
+
+def test_a_sigma_of_a_nested_config_that_was_set_since_is_saved(tmp_path: Path) -> None:
+    model = clip()
+    silently(model, {"text_model.*": "iglu:0.5", "vision_model.*": "iglu:2"})
+    for module in activations(model.vision_model).values():
+        module.sigma = 0.5
+    again = reload(model, tmp_path)
+    assert {module.sigma for module in activations(again).values()} == {0.5}
+
+
+def test_sigmas_set_apart_that_no_config_can_express_are_warned_of_when_saved(tmp_path: Path) -> None:
+    model = gpt2(activation_function="iglu:0.5")
+    model.transformer.h[1].mlp.act.sigma = 5.0
+    with pytest.warns(UserWarning, match=r"No config can express what now stands at transformer\.h\.1\.mlp"):
+        model.save_pretrained(tmp_path)
+    assert model.config.activation_function == "iglu:0.5"
 
 
 def test_t5_keeps_its_gate() -> None:
@@ -276,7 +305,9 @@ def test_a_transformers_model_inside_another_keeps_its_own_config() -> None:
 
 
 def test_a_bf16_model_takes_a_learnable_sigma(tmp_path: Path) -> None:
-    model = llama().to(torch.bfloat16)
+    model = llama()
+    for parameter in model.parameters():  # the frequencies of the positions are loaded in float32
+        parameter.data = parameter.data.bfloat16()
     silently(model, "iglu:learnable=0.5")
     output(model).sum().backward()
     model.save_pretrained(tmp_path)
@@ -382,6 +413,30 @@ def test_a_learnable_name_looked_up_in_forward_raises_instead_of_never_learning(
     with pytest.raises(ValueError, match="looked up anew at every forward"):
         output(model)
     output(mamba(hidden_act="iglu:0.5"))
+
+
+_NAMED = """
+import sys
+{imports}
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.patchtst import modeling_patchtst
+config = GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, activation_function="iglu:0.5")
+print(GPT2LMHeadModel(config).transformer.h[0].mlp.act, modeling_patchtst.ACT2CLS["iglu:2"]())
+assert sys.modules["transformers.modeling_utils"].__loader__.get_filename().endswith("modeling_utils.py")
+assert not any(type(finder).__module__.startswith("iglu") for finder in sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize(
+    "imports", ["import iglu; assert 'transformers' not in sys.modules", "import transformers, iglu"]
+)
+def test_a_config_may_name_ours_wherever_iglu_is_imported(imports: str) -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import conftest\n"
+    found = subprocess.run(
+        [sys.executable, "-c", script + _NAMED.format(imports=imports)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.stdout.strip() == "IGLU(sigma=0.5) IGLU(sigma=2)", found.stderr
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])

@@ -4,8 +4,14 @@ imports that library only when it is asked to."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -78,3 +84,56 @@ def _reason(library: str, error: Exception) -> str:
             f"Install the torchvision that was built for torch {torch.__version__}, or uninstall torchvision."
         )
     return f"{library} is installed but cannot be imported: {error}"
+
+
+def teach_transformers() -> None:
+    """Register our names with transformers, now if it is there, else as soon as somebody has imported it:
+    a config that names ``iglu:0.5`` can be loaded wherever iglu is imported, and transformers is never
+    imported for it."""
+    if _TRANSFORMERS in sys.modules:
+        _register_with_transformers()
+    else:
+        sys.meta_path.insert(0, _Arrival())
+
+
+_TRANSFORMERS = "transformers.modeling_utils"
+
+
+def _register_with_transformers() -> None:
+    from iglu.integrations import transformers
+
+    try:
+        transformers.register()
+    except Exception as error:  # another's import must not fail for us; register() by hand raises
+        warnings.warn(f"transformers does not know the names of iglu: {error}", stacklevel=2)
+
+
+class _Arrival(MetaPathFinder):
+    """Steps aside for the module's own finder, and is told when the module is there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _TRANSFORMERS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Telling(spec.loader)
+        return spec
+
+
+class _Telling(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module shows its own loader, with all that a loader may be asked for.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _register_with_transformers()

@@ -9,11 +9,12 @@ on it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from iglu import zoo
 from iglu.integrations import Grammar, require
@@ -42,8 +43,13 @@ class _Functions(Grammar):
                 f"timm asks for a function here, which cannot hold the learnable sigma of {name!r}: fix it, "
                 "as in 'iglu:0.5'"
             )
-        module = zoo.create(name)
-        return lambda x, inplace=False: module(x)
+        return functools.partial(_apply, zoo.create(name))
+
+
+def _apply(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
+    """As timm calls a function; in place it is not done, see :func:`iglu.integrations.maker`."""
+    result: Tensor = module(x)
+    return result
 
 
 class _Gammas(Grammar):

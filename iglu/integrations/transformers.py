@@ -1,11 +1,12 @@
 """Hugging Face transformers: every name of the zoo's grammar as ``hidden_act`` and its relatives.
 
-    iglu.integrations.transformers.register()
+    import iglu
     model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=0.5")
 
-Three things have to learn the names: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a plain
-dict that others imported by name; and the initialisation of weights, since from_pretrained builds a model
-without memory and would leave a sigma that the checkpoint does not hold at whatever the memory contains.
+Four things have to learn of us: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a plain dict that
+others imported by name; the initialisation of weights, since from_pretrained builds a model without memory
+and would leave a sigma that the checkpoint does not hold at whatever the memory contains; and
+save_pretrained, since a fixed sigma is in the config alone.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from iglu.integrations import Grammar, require
 from iglu.modules import XATLU, SigmaModule
 from iglu.swapping.forwards import MISSING
 from iglu.swapping.record import Change, change
-from iglu.swapping.slots import find_slots, is_activation, is_activation_name, signature
+from iglu.swapping.slots import find_slots, is_activation, is_activation_name, name_of, signature
 
 Path = tuple[str, ...]
 
-# transformers knows nothing of us where these names are read first, and would only say KeyError.
-_NOTE = "activations of iglu-torch: call iglu.integrations.transformers.register() before from_pretrained"
+# transformers knows nothing of us where iglu was not imported, and would only say KeyError.
+_NOTE = "activations of iglu-torch: import iglu before from_pretrained"
 
 
 def register() -> None:
-    """Make the names of the zoo known to transformers; needed before a model that uses them is built or
-    loaded.  Names that transformers has keep its meaning.  Calling it again changes nothing."""
+    """Make the names of the zoo known to transformers.  ``import iglu`` does it as soon as transformers is
+    imported too; by hand it says what stands in the way.  Names that transformers has keep its meaning.
+    Calling it again changes nothing."""
     activations, modeling = require("transformers", "activations", "modeling_utils")
     if not isinstance(activations.ACT2FN, Grammar):
         # In place, since every model's module holds a reference to this object.
@@ -49,6 +51,7 @@ def register() -> None:
             if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
                 vars(module)["ACT2CLS"] = new
     _teach_initialisation(modeling.PreTrainedModel)
+    _teach_saving(modeling.PreTrainedModel)
 
 
 def _instantiating(base: type) -> type:
@@ -97,6 +100,46 @@ def _teach_initialisation(base: Any) -> None:
 
     initialise.knows_iglu = True  # type: ignore[attr-defined]
     base._initialize_weights = initialise
+
+
+def _teach_saving(base: Any) -> None:
+    original = base.save_pretrained
+    if hasattr(original, "knows_iglu"):
+        return
+
+    @functools.wraps(original)
+    def save(self: Any, *arguments: Any, **options: Any) -> Any:
+        lost = _state_sigmas(self)
+        if lost:
+            shown = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+            warnings.warn(
+                f"No config can express what now stands at {shown} of {type(self).__name__}: from_pretrained "
+                "will not bring it back. Swap again after loading.",
+                stacklevel=2,
+            )
+        return original(self, *arguments, **options)
+
+    save.knows_iglu = True  # type: ignore[attr-defined]
+    base.save_pretrained = save
+
+
+def _state_sigmas(model: Any) -> list[str]:
+    """Write into the config what our modules compute now, whoever changed it (``act.sigma = 5``); return
+    the places that no config expresses."""
+    ours = {place: module for place, module in model.named_modules() if isinstance(module, SigmaModule)}
+    texts = {place: name for place, module in ours.items() if (name := name_of(module)) is not None}
+    stated = model.config.to_dict()
+    named = {value.removeprefix("gated-") for _, value in _fields(stated)}
+    if len(texts) == len(ours) and len(named) == 1 and set(texts.values()) <= named:
+        return []  # the one activation that the config knows
+    try:
+        loaded = _rebuild(model, stated)
+    except Exception:
+        return []  # a model that cannot be built from its config cannot be loaded from it
+    moved = [
+        place for place, content in _contents(model).items() if place in ours and loaded.get(place) != content
+    ]
+    return _settle(model, moved, texts, []) if moved else []
 
 
 def settle_configs(

@@ -2,6 +2,7 @@
 
 from iglu import integrations
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
+from iglu.inverse import iglu_inverse, iglu_log_slope
 from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
 from iglu.probing import Probe, probe
@@ -23,6 +24,8 @@ __all__ = [
     "iglu",
     "iglu_gate",
     "iglu_glu",
+    "iglu_inverse",
+    "iglu_log_slope",
     "probe",
     "swap",
     "weight_decay_groups",

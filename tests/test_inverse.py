@@ -1,0 +1,269 @@
+"""The inverse and the logarithm of the slope, against their definitions in 60 digits."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+import iglu
+
+import truth
+
+FAMILIES = ("none", "rational")
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, *HALVES)
+SIGMAS = (0.01, 0.5, 1.0, 5.0, 100.0)
+FLOOR = {"none": -1 / math.pi, "rational": -0.5}
+
+# Units in the last place, (inverse, log-slope).
+TOLERANCE = {torch.float64: (4, 16), torch.float32: (4, 16), torch.bfloat16: (1, 1), torch.float16: (1, 1)}
+
+
+def gate(u, approximate):
+    if approximate == "rational":
+        return (1 + 2 * max(u, 0)) / (2 * (1 + abs(u)))
+    return mpmath.atan2(1, -u) / mpmath.pi
+
+
+def slope_tail(a, approximate):
+    with mpmath.workdps(150):  # the closed form of the exact tail cancels to the third power of u
+        if approximate == "rational":
+            return 1 / (2 * (1 + a) ** 2)
+        return (mpmath.atan2(1, a) - a / (1 + a * a)) / mpmath.pi
+
+
+def true_inverse(y, sigma, approximate):
+    """By Newton's method from above, which cannot fail on a convex function; None below its floor."""
+    with mpmath.workdps(60):
+        v = mpmath.mpf(y) * mpmath.mpf(sigma)
+        limit = 1 / mpmath.pi if approximate == "none" else mpmath.mpf(0.5)
+        if v <= -limit:
+            return None
+        u = v + limit if v > 0 else mpmath.mpf(0)
+        step = mpmath.inf
+        while abs(step) > abs(u) * mpmath.mpf(2) ** -80:
+            tail = slope_tail(abs(u), approximate)
+            step = (u * gate(u, approximate) - v) / (tail if u < 0 else 1 - tail)
+            u -= step
+        return u / mpmath.mpf(sigma)
+
+
+def true_log_slope(x, sigma, approximate):
+    with mpmath.workdps(60):
+        u = mpmath.mpf(x) * mpmath.mpf(sigma)
+        tail = slope_tail(abs(u), approximate)
+        return mpmath.log(tail) if u < 0 else mpmath.log1p(-tail)
+
+
+def worst_ulp(results, truths):
+    longs = np.array([truth.LONG(mpmath.nstr(each, 25)) for each in truths])
+    return float(truth.ulp_errors(results, longs).max())
+
+
+def as_computed(sigma, dtype):
+    """A number in the precision of the computation."""
+    return float(torch.tensor(sigma, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+
+
+def outputs(dtype, sigma, approximate):
+    """Values above the floor at all distances from it, of both signs, over all magnitudes."""
+    floor = FLOOR[approximate] / sigma
+    digits = -math.log10(torch.finfo(dtype).eps)
+    heights = torch.logspace(-digits, -0.01, 60, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    near = torch.rand(60, generator=generator, dtype=torch.float64) * 4 / sigma
+    large = torch.logspace(-30, 30, 60, dtype=torch.float64)
+    small = -torch.logspace(-30, -0.5, 40, dtype=torch.float64) * abs(floor)
+    y = torch.cat([floor * (1 - heights), near, large, small]).to(dtype).unique()
+    return y[y.isfinite()]
+
+
+@truth.needs_extended
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_inverse_is_right_to_4_ulp_up_to_the_floor(dtype, approximate, sigma):
+    y = outputs(dtype, sigma, approximate)
+    x = iglu.iglu_inverse(y, sigma, approximate=approximate)
+    expected = [true_inverse(each, as_computed(sigma, dtype), approximate) for each in y.double().tolist()]
+    inside = torch.tensor([each is not None for each in expected])
+    assert not x[~inside].isfinite().any()
+    assert worst_ulp(x[inside], [each for each in expected if each is not None]) <= TOLERANCE[dtype][0]
+
+
+@truth.needs_extended
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_log_slope_is_right_in_both_tails(dtype, approximate, sigma):
+    magnitudes = torch.logspace(-10, 37, 100, dtype=torch.float64)
+    bends = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 / sigma
+    x = torch.cat([magnitudes, -magnitudes, bends]).to(dtype)
+    x = x[x.isfinite()]
+    result = iglu.iglu_log_slope(x, sigma, approximate=approximate)
+    expected = [true_log_slope(each, as_computed(sigma, dtype), approximate) for each in x.double().tolist()]
+    assert worst_ulp(result, expected) <= TOLERANCE[dtype][1]
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_log_slope_knows_a_product_that_overflows(approximate):
+    power = 3 if approximate == "none" else 2
+    first = math.log(2 / (3 * math.pi)) if approximate == "none" else math.log(0.5)
+    result = iglu.iglu_log_slope(torch.tensor(-1e30), 1e20, approximate=approximate)
+    assert result.item() == pytest.approx(first - power * math.log(1e50), rel=1e-6)
+    by_tensor = iglu.iglu_log_slope(torch.tensor(-1e30), torch.tensor(1e20), approximate=approximate)
+    assert by_tensor.item() == result.item()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_below_the_floor_are_nan_and_its_rounding_is_not(dtype, approximate):
+    for sigma in torch.logspace(-2, 2, 301).tolist():
+        far = torch.tensor([-math.inf, torch.finfo(dtype).min], dtype=dtype)
+        lowest = iglu.iglu(far, sigma, approximate=approximate)
+        assert (iglu.iglu_inverse(lowest, sigma, approximate=approximate) * sigma < -5).all()
+        below = (lowest.double() * (1 + 8 * torch.finfo(dtype).eps)).to(dtype)
+        assert iglu.iglu_inverse(below, sigma, approximate=approximate).isnan().all()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_named_special_cases_of_the_inverse(dtype, approximate):
+    y = torch.tensor([math.inf, 0.0, -0.0, math.nan, -math.inf, -4.0], dtype=dtype)
+    x = iglu.iglu_inverse(y, 0.5, approximate=approximate)
+    assert x[0] == math.inf
+    assert x[1] == 0
+    assert math.copysign(1, x[2]) == -1
+    assert x[3:].isnan().all()
+    assert iglu.iglu_inverse(torch.tensor(-0.5, dtype=dtype), approximate="rational") == -math.inf
+    assert iglu.iglu_inverse(y, 0, approximate=approximate)[[1, 4, 5]].tolist() == [0, -math.inf, -8]
+    relu = iglu.iglu_inverse(torch.tensor([0.0, 3.0, -1.0], dtype=dtype), math.inf, approximate=approximate)
+    assert relu[:2].tolist() == [0, 3]
+    assert relu[2].isnan()
+    # a sigma so small or so large that sigma y is 0 or inf
+    assert iglu.iglu_inverse(torch.tensor(3.0, dtype=dtype), 1e-320, approximate=approximate) == 6
+    assert iglu.iglu_inverse(torch.tensor(3.0, dtype=dtype), 3e38, approximate=approximate) == 3
+    huge = torch.tensor([torch.finfo(dtype).max], dtype=dtype)
+    assert iglu.iglu_inverse(huge, torch.tensor([100.0]), approximate=approximate) == huge
+    zeros = iglu.iglu_inverse(torch.tensor([[3.0], [math.inf]], dtype=dtype), torch.zeros(1), channel_dim=0)
+    assert zeros.flatten().tolist() == [6, math.inf]
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_named_special_cases_of_the_log_slope(dtype, approximate):
+    x = torch.tensor([-math.inf, math.inf, math.nan, 0.0], dtype=dtype)
+    half = torch.tensor(0.5, dtype=dtype).log()
+    result = iglu.iglu_log_slope(x, 2.0, approximate=approximate)
+    assert result[0] == -math.inf
+    assert result[1] == 0
+    assert result[2].isnan()
+    assert result[3] == half
+    linear = iglu.iglu_log_slope(x, 0, approximate=approximate)
+    assert linear[[0, 1, 3]].tolist() == [half] * 3
+    assert linear[2].isnan()
+    relu = iglu.iglu_log_slope(x, math.inf, approximate=approximate)
+    assert relu[[0, 1, 3]].tolist() == [-math.inf, 0, half]
+    assert relu[2].isnan()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_a_negative_sigma_is_inverted_too(approximate):
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    sigma = torch.tensor(-1.5, dtype=torch.float64)
+    y = iglu.iglu(x, sigma, approximate=approximate)
+    torch.testing.assert_close(iglu.iglu_inverse(y, sigma, approximate=approximate), x)
+    ceiling = torch.tensor(FLOOR[approximate], dtype=torch.float64) / sigma
+    assert iglu.iglu_inverse(ceiling * (1 + 1e-16), sigma, approximate=approximate) >= 1e7
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("name", ["inverse", "log_slope"])
+def test_first_and_second_derivatives_are_those_of_differences(name, approximate):
+    function = {"inverse": iglu.iglu_inverse, "log_slope": iglu.iglu_log_slope}[name]
+    points = {"inverse": [-0.21, -0.1, 0.02, 0.4, 3.0, 40.0], "log_slope": [-30.0, -2.0, -0.3, 0.2, 1.5, 9.0]}
+    x = torch.tensor([points[name], points[name]], dtype=torch.float64).T.contiguous().requires_grad_()
+    sigma = torch.tensor([0.7, 1.4], dtype=torch.float64, requires_grad=True)
+
+    def call(x, sigma):
+        return function(x, sigma, approximate=approximate)
+
+    assert torch.autograd.gradcheck(call, (x, sigma), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(call, (x, sigma))
+    # forward over forward goes by another way
+    tangent = torch.ones(6, dtype=torch.float64)
+    column = x.detach()[:, 0]
+
+    def along(x):
+        return torch.func.jvp(lambda x: call(x, 0.7), (x,), (tangent,))[1]
+
+    twice = torch.func.jvp(along, (column,), (tangent,))[1]
+    leaf = column.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(call(leaf, 0.7).sum(), leaf, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), leaf)
+    torch.testing.assert_close(twice, curvature, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_slope_of_the_inverse_is_accurate_near_the_floor(approximate):
+    """dx/dy = 1/f'(x); relative to the truth at the y given, which is not that of a rounded x."""
+    sigma = 1.0
+    y = (FLOOR[approximate] * (1 - torch.logspace(-12, -2, 11, dtype=torch.float64))).requires_grad_()
+    (by_y,) = torch.autograd.grad(iglu.iglu_inverse(y, sigma, approximate=approximate).sum(), y)
+    for each, got in zip(y.tolist(), by_y.tolist(), strict=True):
+        x = true_inverse(each, sigma, approximate)
+        assert got == pytest.approx(float(mpmath.exp(-true_log_slope(x, sigma, approximate))), rel=1e-13)
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_gradient_of_the_log_slope_does_not_underflow(approximate):
+    x = torch.tensor([-1e18, -1e6], requires_grad=True)
+    sigma = torch.tensor(1.0, requires_grad=True)
+    by_x, by_sigma = torch.autograd.grad(
+        iglu.iglu_log_slope(x, sigma, approximate=approximate).sum(), (x, sigma)
+    )
+    power = 3 if approximate == "none" else 2
+    assert by_x.tolist() == pytest.approx([power / 1e18, power / 1e6], rel=1e-5)
+    assert by_sigma.item() == pytest.approx(-2 * power, rel=1e-5)
+
+
+def test_one_sigma_a_channel_along_any_dimension():
+    y = torch.rand(3, 2, 4, dtype=torch.float64)
+    sigma = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    together = iglu.iglu_inverse(y, sigma)
+    apart = torch.stack([iglu.iglu_inverse(y[:, i], sigma[i]) for i in range(2)], 1)
+    torch.testing.assert_close(together, apart)
+    last = iglu.iglu_log_slope(y.movedim(1, -1), sigma, channel_dim=-1)
+    torch.testing.assert_close(last.movedim(-1, 1), iglu.iglu_log_slope(y, sigma))
+
+
+def test_under_vmap_they_give_the_same():
+    y = torch.linspace(-0.3, 5, 64).view(8, 8)
+    assert torch.equal(torch.vmap(iglu.iglu_inverse)(y), iglu.iglu_inverse(y))
+    assert torch.equal(torch.vmap(iglu.iglu_log_slope)(y), iglu.iglu_log_slope(y))
+
+
+@truth.needs_compiler
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_compiled_it_is_as_right_near_the_floor(approximate):
+    """A compiler that rearranged the sums in twice the precision would leave nothing of them."""
+    torch._dynamo.reset()
+    y = (FLOOR[approximate] * (1 - torch.logspace(-6, -0.1, 200, dtype=torch.float64))).float()
+    compiled = torch.compile(lambda y: iglu.iglu_inverse(y, approximate=approximate), fullgraph=True)
+    torch.testing.assert_close(
+        compiled(y), iglu.iglu_inverse(y, approximate=approximate), rtol=1e-6, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("function", [iglu.iglu_inverse, iglu.iglu_log_slope])
+def test_misuse_is_named(function):
+    with pytest.raises(TypeError, match="must be of float16, bfloat16, float32 or float64"):
+        function(torch.arange(3))
+    with pytest.raises(ValueError, match="sigma must be >= 0, got -1"):
+        function(torch.ones(3), -1)
+    with pytest.raises(ValueError, match="approximate must be one of 'none', 'rational', got 'tanh'"):
+        function(torch.ones(3), approximate="tanh")
+    with pytest.raises(ValueError, match="must have 1 value or 3"):
+        function(torch.ones(2, 3), torch.ones(2))

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from iglu.lab import provenance
 from iglu.lab.data.images import Images, ImageSet
 from iglu.lab.models.resnet import resnet20
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.runfolder import claim
-from iglu.lab.tasks import IMAGE_SETS
-from iglu.lab.train import Loop, make_fabric
+from iglu.lab.runs import provenance
+from iglu.lab.runs.writing import claim
+from iglu.lab.training.loop import Loop, make_fabric
+from iglu.lab.training.tasks import IMAGE_SETS
 
 
 def noise(_: Path) -> ImageSet:

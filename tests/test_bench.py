@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 import iglu
-from iglu.lab.bench import command, main, pictures, subjects, tables, timing, training
+from iglu.lab.bench import pictures, subjects, tables, timing
+from iglu.lab.bench import steps as training
 from iglu.lab.bench.timing import Inputs, Rounds, Setting, Spread
+from iglu.lab.commands import bench as command
+from iglu.lab.commands.bench import main
 from iglu.lab.models import GPT2Config, resnet
 from iglu.lab.paper import table1
-from iglu.lab.provenance import collect
+from iglu.lab.runs.provenance import collect
 from iglu.zoo import ZOO
 
 QUICK = ["--rounds", "2", "--iterations", "2", "--sizes", "64", "--no-warm-heap", "--no-pictures"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from iglu.lab import demo
-from iglu.lab.results import read_runs
+from iglu.lab.commands import demo
+from iglu.lab.runs.folder import read_runs
 
 # Where the direct formula has its first gradient of the wrong sign: the errata of the paper, with a margin
 # for how densely one looks.

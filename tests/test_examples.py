@@ -28,8 +28,9 @@ if importlib.util.find_spec("tyro") is None:
 
 import tyro
 
-from iglu.lab import recipes, tasks
+from iglu.lab import recipes
 from iglu.lab.sweep.grid import read_grid
+from iglu.lab.training import tasks
 
 if importlib.util.find_spec("tomllib"):
     import tomllib

@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("tyro", reason="the command needs the lab")
 pytest.importorskip("matplotlib")
 
-from iglu.lab.probe import command
+from iglu.lab.commands import probe as command
 
 
 def make_model() -> nn.Module:
@@ -59,8 +59,8 @@ def test_a_saved_transformer_is_probed_on_random_tokens_and_says_so(tmp_path, ca
 def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
     pytest.importorskip("sklearn")
-    from iglu.lab import train_command
-    from iglu.lab.results import read_runs
+    from iglu.lab.commands import train as train_command
+    from iglu.lab.runs.folder import read_runs
 
     flags = ["digits", "--epochs", "2", "--epoch-steps", "2", "--activation", "iglu:0.5", "--out"]
     assert train_command.main([*flags, str(tmp_path / "runs"), "--tails", "2"]) == 0
@@ -82,7 +82,7 @@ def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, cap
     pytest.importorskip("lightning_fabric")
     pytest.importorskip("sklearn")
     from iglu.lab.recipes import RECIPES
-    from iglu.lab.train import fit
+    from iglu.lab.training.loop import fit
 
     base = RECIPES["digits"].but(epochs=1, epoch_steps=3, activation="iglu:5")
     runs = [fit(base.but(norm=norm), out=tmp_path / "runs") for norm in (True, False)]

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
-from iglu.lab.tasks import IMAGE_SETS, MODELS
+from iglu.lab.training.tasks import IMAGE_SETS, MODELS
 
 
 @pytest.mark.parametrize(

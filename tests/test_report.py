@@ -17,13 +17,14 @@ pytest.importorskip("matplotlib")
 
 from iglu import zoo
 from iglu.lab import paper
+from iglu.lab.commands import report as command
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.report import claims, command, computed, formats
+from iglu.lab.report import claims, computed, formats
 from iglu.lab.report.content import Cell, Claim, Report, Table
 from iglu.lab.report.gather import gather
 from iglu.lab.report.speed_table import median_interval
 from iglu.lab.report.tables import all_tables
-from iglu.lab.results import Estimate
+from iglu.lab.results.statistics import Estimate
 
 CIFAR = RECIPES["resnet20-cifar10"]
 

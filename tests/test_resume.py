@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 import torch
 
-from iglu.lab import storage
-from iglu.lab.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results import read_run
-from iglu.lab.runfolder import FolderInUseError, claim
-from iglu.lab.train import Observer, Training, fit
+from iglu.lab.runs import storage
+from iglu.lab.runs.folder import read_run
+from iglu.lab.runs.writing import FolderInUseError, claim
+from iglu.lab.training.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from iglu.lab.training.loop import Observer, Training, fit
 
 # A checkpoint after every step, so that a kill anywhere has something to go on from.
 IMAGES = RECIPES["digits-lt"].but(
@@ -47,7 +47,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # From a server that has imported torch already and used none of its threads: a child starts at once.
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["iglu.lab.train", "sklearn.datasets"])
+_PROCESSES.set_forkserver_preload(["iglu.lab.training.loop", "sklearn.datasets"])
 
 
 def _train(

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from iglu.lab import runs_command
+from iglu.lab.commands import runs as runs_command
 from iglu.lab.fields import chooser, read_field
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results import read_run, read_runs, setting_label, summarise
+from iglu.lab.results.comparison import setting_label, summarise
+from iglu.lab.runs.folder import read_run, read_runs
 
 BASE = RECIPES["digits-lt"].but(epochs=2)
 

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from iglu.lab import paper
+from iglu.lab.commands import sweep as command
 from iglu.lab.data.longtail import class_sizes
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results import read_runs
-from iglu.lab.runfolder import claim
-from iglu.lab.sweep import command, estimate
+from iglu.lab.runs.folder import read_runs
+from iglu.lab.runs.writing import claim
+from iglu.lab.sweep import estimate
 from iglu.lab.sweep.cell import Outcome, Progress, Watcher, carry_out, missing_data
 from iglu.lab.sweep.estimate import durations, wall_seconds
 from iglu.lab.sweep.grid import read_grid, survey

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from iglu.lab.checkpoint import checkpoints
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results import read_run
+from iglu.lab.runs.folder import read_run
 from iglu.lab.sweep.cell import Progress, Watcher
 from iglu.lab.sweep.cluster import keep, run_on_ray
 from iglu.lab.sweep.grid import survey
 from iglu.lab.sweep.local import run_local
+from iglu.lab.training.checkpoint import checkpoints
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iglu-torch[ray]'")
 

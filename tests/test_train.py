@@ -20,14 +20,15 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from iglu.lab import train_command
-from iglu.lab.checkpoint import checkpoints, load_checkpoint
-from iglu.lab.progress import Display, StopOnSignal, TensorBoard
+from iglu.lab.commands import train as train_command
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results import Row, estimate, paired_difference, read_run, read_runs
-from iglu.lab.schedule import batch_parts, derive_seed, learning_rate
-from iglu.lab.tasks import ImageTask, load_task
-from iglu.lab.train import Observer, Training, fit
+from iglu.lab.results.statistics import estimate, paired_difference
+from iglu.lab.runs.folder import Row, read_run, read_runs
+from iglu.lab.training.checkpoint import checkpoints, load_checkpoint
+from iglu.lab.training.loop import Observer, Training, fit
+from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
+from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate
+from iglu.lab.training.tasks import ImageTask, load_task
 
 from truth import needs_compiler
 
@@ -468,7 +469,7 @@ _UNDER_TORCHRUN = """
 import sys
 from pathlib import Path
 from iglu.lab.recipes import Recipe
-from iglu.lab.train import fit
+from iglu.lab.training.loop import fit
 import json
 fit(Recipe.from_dict(json.loads(sys.argv[1])), out=Path(sys.argv[2]))
 """

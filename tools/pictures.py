@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import iglu
 from iglu.formulas import EXACT
 from iglu.lab.report.figures.functions import tail_panel
-from iglu.lab.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, line, pictures
+from iglu.lab.results.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, line, pictures
 
 Function = Callable[[Tensor], Tensor]
 

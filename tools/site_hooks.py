@@ -20,8 +20,9 @@ from mkdocs.structure.pages import Page
 
 from iglu import zoo
 from iglu.formulas import FAMILIES
-from iglu.lab import demo, paper
+from iglu.lab import paper
 from iglu.lab.cli import COMMANDS
+from iglu.lab.commands import demo
 from iglu.probing.sigma import POINTS
 
 _ROOT = pathlib.Path(__file__).parent.parent

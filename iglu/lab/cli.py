@@ -6,14 +6,20 @@ import importlib
 
 # name -> (module, what it does); the module has main(argv: list[str]) -> int
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("iglu.lab.demo", "the tour: how right, how fast, and small networks trained over seeds"),
-    "train": ("iglu.lab.train_command", "train a network by a recipe of the paper, or go on with it"),
-    "sweep": ("iglu.lab.sweep", "a whole table of the paper over seeds, here or on a Ray cluster"),
-    "runs": ("iglu.lab.runs_command", "list, filter and compare the runs of a folder"),
-    "bench": ("iglu.lab.bench", "time every activation: Table 1 of the paper, and beyond"),
-    "probe": ("iglu.lab.probe", "the tails of a model's pre-activations, and which sigma they suggest"),
+    "demo": (
+        "iglu.lab.commands.demo",
+        "the tour: how right, how fast, and small networks trained over seeds",
+    ),
+    "train": ("iglu.lab.commands.train", "train a network by a recipe of the paper, or go on with it"),
+    "sweep": ("iglu.lab.commands.sweep", "a whole table of the paper over seeds, here or on a Ray cluster"),
+    "runs": ("iglu.lab.commands.runs", "list, filter and compare the runs of a folder"),
+    "bench": ("iglu.lab.commands.bench", "time every activation: Table 1 of the paper, and beyond"),
+    "probe": (
+        "iglu.lab.commands.probe",
+        "the tails of a model's pre-activations, and which sigma they suggest",
+    ),
     "report": (
-        "iglu.lab.report.command",
+        "iglu.lab.commands.report",
         "what was measured beside the paper: tables, claims, figures, a page",
     ),
 }

@@ -36,7 +36,7 @@ class Recipe:
     dataset: str
     """cifar10, cifar100, digits; python, wikitext-103, wikitext-2, or a text in the data folder by path."""
     model: str
-    """One of the models of iglu.lab.tasks, such as resnet20, vit-tiny or gpt2-small."""
+    """One of the models of iglu.lab.training.tasks, such as resnet20, vit-tiny or gpt2-small."""
     activation: str = "relu"
     """A name of the zoo: relu, iglu:0.5, iglu:learnable=5 ..."""
     norm: bool = True

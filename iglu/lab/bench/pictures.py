@@ -12,7 +12,7 @@ from typing import Any
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.tables import Row, row_label
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
-from iglu.lab.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour, pictures, save
+from iglu.lab.results.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour, pictures, save
 
 _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 

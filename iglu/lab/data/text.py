@@ -19,7 +19,7 @@ from torch import Tensor
 
 from iglu.functional import check_choice
 from iglu.lab.data.embedded import python_reference
-from iglu.lab.storage import write_atomically
+from iglu.lab.runs.storage import write_atomically
 
 SPLITS = ("train", "valid", "test")
 TOKENIZERS = ("bytes", "gpt2", "gpt2:SIZE")

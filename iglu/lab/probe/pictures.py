@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from iglu.lab.style import BLUE, GREEN, OTHER, VERMILION, pictures, save
+from iglu.lab.results.style import BLUE, GREEN, OTHER, VERMILION, pictures, save
 from iglu.probing import Layer, Probe
 from iglu.probing.table import Row
 

@@ -24,7 +24,9 @@ from iglu.lab.report.gather import Gathered, figure_of
 from iglu.lab.report.probe_tables import mean_of, papers_probe, probe_differences
 from iglu.lab.report.samples import Sample, difference, samples
 from iglu.lab.report.speed_table import Interval, papers_rows, quotient
-from iglu.lab.results import Estimate, Row, Run, by_setting, estimate, setting_label
+from iglu.lab.results.comparison import by_setting, setting_label
+from iglu.lab.results.statistics import Estimate, estimate
+from iglu.lab.runs.folder import Row, Run
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
 _AS_FAST = 1.10

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from iglu.lab.report.content import Curve
-from iglu.lab.results import Run, by_setting, estimate, setting_label
+from iglu.lab.results.comparison import by_setting, setting_label
+from iglu.lab.results.statistics import estimate
+from iglu.lab.runs.folder import Run
 
 FIGURES = ("train_loss", "test_loss", "test_acc", "perplexity")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from iglu.lab.report.content import Cell, Claim, Figure, Report, Table
-from iglu.lab.storage import write_atomically
+from iglu.lab.runs.storage import write_atomically
 
 _WIDEST = 9  # columns of a panel
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

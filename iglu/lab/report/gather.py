@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from iglu import zoo
-from iglu.lab import results
-from iglu.lab.provenance import Provenance
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Row, Run, read_run
+from iglu.lab.runs.folder import PROVENANCE, RECIPE, Row, Run, read_run
+from iglu.lab.runs.provenance import Provenance
 
 BENCH_FILES = ("bench.json", "train.json")
 PROBE_FILE = "probe.json"
@@ -67,7 +66,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
     def read(path: Path) -> None:
         try:
-            if path.name == results.RECIPE:
+            if path.name == RECIPE:
                 runs.append(_run(path.parent, complaints))
             elif path.name in BENCH_FILES:
                 benches.append(_bench(path, complaints))
@@ -99,7 +98,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
 def _files(folders: Iterable[Path], complaints: list[str]) -> Iterator[Path]:
     """Each file once, however the folders overlap."""
-    wanted = {results.RECIPE, *BENCH_FILES, PROBE_FILE}
+    wanted = {RECIPE, *BENCH_FILES, PROBE_FILE}
     seen: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
@@ -156,7 +155,7 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 def _run_sentence(folder: Path) -> str:
     try:
-        lines = (folder / results.PROVENANCE).read_text(encoding="utf-8").splitlines()
+        lines = (folder / PROVENANCE).read_text(encoding="utf-8").splitlines()
         return _sentence({"provenance": json.loads(lines[-1])})
     except (*_UNREADABLE, IndexError):
         return "no provenance"

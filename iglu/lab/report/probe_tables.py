@@ -11,7 +11,7 @@ from iglu.lab.report.cells import MISSING, NONE, errata_of, number_text, publish
 from iglu.lab.report.content import Cell, Table
 from iglu.lab.report.gather import ProbeRecord
 from iglu.lab.report.samples import differences
-from iglu.lab.results import Row
+from iglu.lab.runs.folder import Row
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.gather import figure_of
-from iglu.lab.results import Estimate, Run, estimate, paired_difference
+from iglu.lab.results.statistics import Estimate, estimate, paired_difference
+from iglu.lab.runs.folder import Run
 
 Mark = Literal["", "best", "second"]
 

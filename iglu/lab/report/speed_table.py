@@ -14,7 +14,7 @@ from iglu.lab.report.cells import MISSING, NONE, number_text
 from iglu.lab.report.content import Cell, Table
 from iglu.lab.report.gather import Bench
 from iglu.lab.report.samples import Mark
-from iglu.lab.results import Row
+from iglu.lab.runs.folder import Row
 
 
 class Interval(NamedTuple):

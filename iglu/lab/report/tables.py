@@ -33,7 +33,8 @@ from iglu.lab.report.samples import (
     samples,
 )
 from iglu.lab.report.speed_table import table1
-from iglu.lab.results import Run, by_setting, setting_label
+from iglu.lab.results.comparison import by_setting, setting_label
+from iglu.lab.runs.folder import Run
 
 REFERENCE = "relu"
 

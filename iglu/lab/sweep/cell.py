@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from iglu.lab.probe.observer import tail_observers
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Run
-from iglu.lab.runfolder import FolderInUseError
-from iglu.lab.tasks import load_task
-from iglu.lab.train import Observer, Training, fit
+from iglu.lab.runs.folder import Run
+from iglu.lab.runs.writing import FolderInUseError
+from iglu.lab.training.loop import Observer, Training, fit
+from iglu.lab.training.tails import tail_observers
+from iglu.lab.training.tasks import load_task
 
 # How long a cell waits for a folder that another process holds: one that was killed a moment ago may not be
 # gone yet, and a file server may keep the lock of a dead machine for its lease, a minute or two.

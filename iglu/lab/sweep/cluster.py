@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from iglu.lab import results
 from iglu.lab.recipes import Recipe
-from iglu.lab.storage import write_atomically
+from iglu.lab.runs.folder import METRICS, PROVENANCE, RECIPE, STATE
+from iglu.lab.runs.storage import write_atomically
 from iglu.lab.sweep.cell import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
 
 # A cell that has said nothing for so many seconds is not running.
 SILENCE = 10.0
 
 # What is brought here from a node with a disk of its own; the recipe last, for with it the folder is a run's.
-_FILES = (results.PROVENANCE, results.METRICS, results.STATE, results.RECIPE)
+_FILES = (PROVENANCE, METRICS, STATE, RECIPE)
 
 Answer = tuple[Outcome, dict[str, bytes]]
 
@@ -148,8 +148,8 @@ class _Sweep:
 
 def keep(files: dict[str, bytes], folder: Path) -> None:
     """Write down what a cell left on another machine, unless the folder is shared and has it."""
-    state = folder / results.STATE
-    if files and not (state.exists() and state.read_bytes() == files[results.STATE]):
+    state = folder / STATE
+    if files and not (state.exists() and state.read_bytes() == files[STATE]):
         folder.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             with write_atomically(folder / name) as file:

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from iglu.lab.progress import conclude
 from iglu.lab.recipes import Recipe
 from iglu.lab.sweep.cell import Outcome, Progress, Watcher
 from iglu.lab.sweep.estimate import in_words
+from iglu.lab.training.progress import conclude
 
 
 class Lines(Watcher):

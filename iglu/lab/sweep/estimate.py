@@ -21,9 +21,9 @@ from iglu.lab.data.images import Images, ImageSet
 from iglu.lab.data.longtail import class_sizes
 from iglu.lab.data.text import TextSet
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Run
-from iglu.lab.schedule import steps_an_epoch
-from iglu.lab.tasks import ImageTask, Task, TextTask, load_task
+from iglu.lab.runs.folder import Run
+from iglu.lab.training.schedule import steps_an_epoch
+from iglu.lab.training.tasks import ImageTask, Task, TextTask, load_task
 
 # Images of CIFAR.  Tokens of WikiText under GPT-2's byte pairs: those of WikiText-2 counted; WikiText-103 has
 # the same test text, and its 101 million words at the same 1.19 tokens a word.

@@ -17,8 +17,8 @@ from iglu.functional import check_choice
 from iglu.lab import paper
 from iglu.lab.fields import check_field, checked
 from iglu.lab.recipes import Recipe, get_recipe
-from iglu.lab.results import RECIPE, Run, read_run
-from iglu.lab.tasks import MODELS
+from iglu.lab.runs.folder import RECIPE, Run, read_run
+from iglu.lab.training.tasks import MODELS
 
 if sys.version_info >= (3, 11):
     import tomllib

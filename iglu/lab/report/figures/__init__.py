@@ -9,7 +9,7 @@ from iglu.lab.report.content import Curve, Figure
 from iglu.lab.report.figures.functions import function_figures
 from iglu.lab.report.figures.measured import measured_figures
 from iglu.lab.report.gather import Gathered
-from iglu.lab.style import pictures, save
+from iglu.lab.results.style import pictures, save
 
 
 def draw_figures(found: Gathered, curves: Sequence[Curve], folder: Path) -> tuple[Figure, ...]:

@@ -15,7 +15,7 @@ from iglu.formulas import EXACT, RATIONAL
 from iglu.functional import gelu_scaled
 from iglu.lab.report.computed import PRECISIONS, direct, gate_error, gradient
 from iglu.lab.report.figures.drawing import Drawing
-from iglu.lab.style import BLACK, BLUE, GREY, VERMILION, line
+from iglu.lab.results.style import BLACK, BLUE, GREY, VERMILION, line
 
 _SIGMAS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)  # of the paper's figures 1 and 2
 

@@ -17,8 +17,9 @@ from iglu.lab.report.curves import FIGURES
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered, ProbeRecord
 from iglu.lab.report.samples import Sample, samples
-from iglu.lab.results import Row, by_setting, setting_label
-from iglu.lab.style import BLACK, BLUE, OTHER, line
+from iglu.lab.results.comparison import by_setting, setting_label
+from iglu.lab.results.style import BLACK, BLUE, OTHER, line
+from iglu.lab.runs.folder import Row
 
 _MOST_LINES = 12  # of curves in one picture
 _MOST_OF_A_KIND = 6

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iglu.lab.tasks import Task
+from iglu.lab.training.tasks import Task
 
 
 def first_nonfinite(network: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> str | None:

@@ -20,14 +20,15 @@ from torch import Tensor
 import iglu
 from iglu import zoo
 from iglu.formulas import FAMILIES
-from iglu.lab import provenance
 from iglu.lab.bench.subjects import DIRECT, subjects
 from iglu.lab.bench.timing import Inputs, Rounds, Setting, block_of, calls_in_a_block, interleave
+from iglu.lab.commands.report import shipped_folders, write_report
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.report.command import shipped_folders, write_report
 from iglu.lab.report.computed import negative_numbers
-from iglu.lab.results import Estimate, Run, estimate, paired_difference
-from iglu.lab.storage import write_json
+from iglu.lab.results.statistics import Estimate, estimate, paired_difference
+from iglu.lab.runs import provenance
+from iglu.lab.runs.folder import Run
+from iglu.lab.runs.storage import write_json
 from iglu.lab.sweep.cell import Outcome, Watcher
 from iglu.lab.sweep.local import run_local
 

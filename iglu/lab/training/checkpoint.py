@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from iglu.lab.storage import write_atomically
+from iglu.lab.runs.storage import write_atomically
 
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{12})\.safetensors")
 KEPT = 2  # the newest, and the one to fall back on

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from iglu.lab.comparison import run_row, runs_table, show_summary
 from iglu.lab.fields import chooser
-from iglu.lab.results import Estimate, Run, Summary, read_runs, summarise
+from iglu.lab.results.comparison import Summary, summarise
+from iglu.lab.results.shown import run_row, runs_table, show_summary
+from iglu.lab.results.statistics import Estimate
+from iglu.lab.runs.folder import Run, read_runs
 
 
 @dataclass(frozen=True)

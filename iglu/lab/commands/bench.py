@@ -20,11 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 import iglu
-from iglu.lab import provenance
-from iglu.lab.bench import timing, training
+from iglu.lab.bench import steps as training
+from iglu.lab.bench import timing
 from iglu.lab.bench.subjects import COMPARISONS, Subject, subjects
 from iglu.lab.bench.tables import fill_section, find_section, not_run_lines, tables_of
 from iglu.lab.bench.timing import Inputs, Rounds, Setting
+from iglu.lab.runs import provenance
 from iglu.zoo import ZOO, parse
 
 # The activations one would train a network with, unless told otherwise.

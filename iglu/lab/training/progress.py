@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from iglu.lab.data.longtail import SHOTS
-from iglu.lab.results import Row, Run
-from iglu.lab.train import Observer, Training
+from iglu.lab.runs.folder import Row, Run
+from iglu.lab.training.loop import Observer, Training
 
 
 def describe(row: Row) -> str:

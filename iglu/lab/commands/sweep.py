@@ -16,17 +16,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from iglu.lab.comparison import show_summary
 from iglu.lab.data import data_folder
 from iglu.lab.fields import chooser, read_field
-from iglu.lab.progress import StopOnSignal
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import read_runs, setting_label, summarise
+from iglu.lab.results.comparison import setting_label, summarise
+from iglu.lab.results.shown import show_summary
+from iglu.lab.runs.folder import read_runs
 from iglu.lab.sweep.cell import Outcome, Watcher, missing_data
 from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.estimate import Duration, durations, in_words, wall_seconds
 from iglu.lab.sweep.grid import Grid, Survey, read_grid, survey
 from iglu.lab.sweep.local import run_local
+from iglu.lab.training.progress import StopOnSignal
 
 # What a script may tell apart.  Diverging is a result, not a failure.
 DONE, FAILED, MISTAKE, TIME_IS_UP, INTERRUPTED = 0, 1, 2, 3, 130

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu.lab.data import data_folder
-from iglu.lab.probe.observer import tail_observers
-from iglu.lab.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
-from iglu.lab.runfolder import FolderInUseError
-from iglu.lab.train import Observer, fit
+from iglu.lab.runs.writing import FolderInUseError
+from iglu.lab.training.loop import Observer, fit
+from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
+from iglu.lab.training.tails import tail_observers
 
 
 @dataclass(frozen=True)

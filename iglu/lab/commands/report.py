@@ -12,7 +12,6 @@ import tyro
 from rich.console import Console
 
 import iglu
-from iglu.lab import provenance
 from iglu.lab.report.claims import all_claims
 from iglu.lab.report.content import Report
 from iglu.lab.report.curves import curves
@@ -20,6 +19,7 @@ from iglu.lab.report.figures import draw_figures
 from iglu.lab.report.formats import write_formats
 from iglu.lab.report.gather import gather
 from iglu.lab.report.tables import all_tables
+from iglu.lab.runs import provenance
 
 
 @dataclass(frozen=True)

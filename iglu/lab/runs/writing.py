@@ -10,10 +10,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from iglu.lab import provenance, results
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Run, read_run
-from iglu.lab.storage import remove_unfinished, write_json, write_json_lines
+from iglu.lab.runs import provenance
+from iglu.lab.runs.folder import PROVENANCE, RECIPE, STATE, Run, read_run
+from iglu.lab.runs.storage import remove_unfinished, write_json, write_json_lines
 
 
 class FolderInUseError(RuntimeError):
@@ -41,20 +41,20 @@ def claim(folder: Path) -> Iterator[None]:
 def open_run(folder: Path, recipe: Recipe) -> Run | None:
     """Write the recipe down, or check that it is the one of the folder.  The run if there is nothing left to
     do: it diverged, or has all its epochs."""
-    path = folder / results.RECIPE
+    path = folder / RECIPE
     if path.exists():
         run = read_run(folder)
         _check_same(run.recipe, recipe, folder)
         if run.is_done_for(recipe):
             return run
-        (folder / results.STATE).unlink(missing_ok=True)
+        (folder / STATE).unlink(missing_ok=True)
     write_json(path, recipe.as_dict())
     return None
 
 
 def record_start(folder: Path, extra: Mapping[str, Any]) -> None:
     """One more line of provenance: a run may go on under another version, on another machine."""
-    path = folder / results.PROVENANCE
+    path = folder / PROVENANCE
     lines = path.read_text().splitlines() if path.exists() else []
     write_json_lines(path, [*map(json.loads, lines), {**provenance.collect().as_dict(), **extra}])
 

@@ -22,15 +22,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from iglu.lab import results
-from iglu.lab.checkpoint import newest_checkpoint, save_checkpoint
-from iglu.lab.diagnosis import first_nonfinite
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Row, Run
-from iglu.lab.runfolder import claim, open_run, record_start
-from iglu.lab.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
-from iglu.lab.storage import write_json, write_json_lines
-from iglu.lab.tasks import Task, load_task
+from iglu.lab.runs.folder import METRICS, STATE, Row, Run
+from iglu.lab.runs.storage import write_json, write_json_lines
+from iglu.lab.runs.writing import claim, open_run, record_start
+from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
+from iglu.lab.training.diagnosis import first_nonfinite
+from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
+from iglu.lab.training.tasks import Task, load_task
 from iglu.modules import SigmaModule, weight_decay_groups
 
 
@@ -264,7 +263,7 @@ class Loop:
         training.history.append(row)
         training.epoch, training.step, training.sums = training.epoch + 1, 0, _no_sums()
         if self.fabric.is_global_zero:
-            write_json_lines(self.folder / results.METRICS, training.history)
+            write_json_lines(self.folder / METRICS, training.history)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -335,8 +334,8 @@ class Loop:
     def _end(self, status: str, message: str) -> Run:
         training = self.training
         if self.fabric.is_global_zero:
-            write_json_lines(self.folder / results.METRICS, training.history)
-            write_json(self.folder / results.STATE, {
+            write_json_lines(self.folder / METRICS, training.history)
+            write_json(self.folder / STATE, {
                 "status": status, "message": message, "epoch": training.epoch, "step": training.total_steps,
             })  # fmt: skip
         run = Run(self.folder, self.recipe, status, tuple(training.history), message)

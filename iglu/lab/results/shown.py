@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from iglu import zoo
-from iglu.lab.results import REFERENCES, Run, Summary, setting_label
+from iglu.lab.results.comparison import REFERENCES, Summary, setting_label
+from iglu.lab.runs.folder import Run
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from iglu.lab.recipes import Recipe
-from iglu.lab.results import Row
-from iglu.lab.train import Observer, Training
+from iglu.lab.runs.folder import Row
+from iglu.lab.training.loop import Observer, Training
 from iglu.probing import probe
 
 

@@ -25,8 +25,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from iglu.lab import provenance
 from iglu.lab.recipes import Recipe
+from iglu.lab.runs import provenance
 from iglu.probing import Probe, probe
 from iglu.probing.sigma import Suggestion
 from iglu.probing.table import COLUMNS, cells, notes
@@ -122,11 +122,11 @@ def _named(text: str) -> Callable[..., Any]:
 
 
 def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
-    from iglu.lab import results
-    from iglu.lab.checkpoint import newest_checkpoint
-    from iglu.lab.tasks import load_task
+    from iglu.lab.runs.folder import read_runs
+    from iglu.lab.training.checkpoint import newest_checkpoint
+    from iglu.lab.training.tasks import load_task
 
-    runs, complaints = results.read_runs(folder)
+    runs, complaints = read_runs(folder)
     if not runs:
         raise ValueError(f"No run in {folder}. {' '.join(complaints)}".rstrip())
     trained = [run for run in runs if newest_checkpoint(run.folder)[0] is not None]

@@ -1,0 +1,1 @@
+"""Statistics over seeds, runs beside each other, and how pictures look."""

@@ -84,7 +84,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     IMAGE_SETS["noise"] = noise
-    recipe = RECIPES["resnet20-cifar10"].but(
+    recipe = RECIPES["resnet20-cifar10"].replace(
         name="noise", dataset="noise", activation=flags.activation, batch=flags.batch,
         channels_last=flags.channels_last,
     )  # fmt: skip

@@ -40,7 +40,7 @@ def test_the_tour_ends_with_a_table_and_the_path_of_what_it_wrote(
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(demo, "ACTIVATIONS", ("relu", "iglu:0.5"))
     small = {"epochs": 1, "epoch_steps": 2, "batch": 8}
-    monkeypatch.setattr(demo, "TASKS", tuple(task.but(**small) for task in demo.TASKS))
+    monkeypatch.setattr(demo, "TASKS", tuple(task.replace(**small) for task in demo.TASKS))
     out = tmp_path / "demo"
     assert demo.main(["--seeds", "2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out

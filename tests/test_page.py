@@ -308,7 +308,7 @@ def test_every_view_draws_every_activation_without_a_complaint(page: Page) -> No
 
 
 @pytest.mark.slow
-def test_curves_are_chosen_by_figure_and_activation(page: Page) -> None:
+def test_curves_are_chosen_by_metric_and_activation(page: Page) -> None:
     assert set(page.traces("#curves-chart")) == {"IGLU (sigma = 0.5), 3 seeds", "ReLU, 1 seed"}
     bands = (
         "return document.querySelector('#curves-chart').data.filter((each) => each.fill === 'toself').length"
@@ -316,8 +316,8 @@ def test_curves_are_chosen_by_figure_and_activation(page: Page) -> None:
     assert page.run(bands) == 1  # one seed has no band
     page.press("#curves-shown input")
     assert set(page.traces("#curves-chart")) == {"ReLU, 1 seed"}
-    page.run("""const figure = document.querySelector("#figure"); figure.value = "test_loss";
-        figure.dispatchEvent(new Event("change"))""")
+    page.run("""const metric = document.querySelector("#metric"); metric.value = "test_loss";
+        metric.dispatchEvent(new Event("change"))""")
     page.settle()
     assert page.traces("#curves-chart")["ReLU, 3 seeds"]["y"] == [2.0, 1.0, 0.5]
 
@@ -346,4 +346,4 @@ def test_the_keyboard_reaches_every_control_and_the_focus_is_seen(page: Page) ->
         """)
         assert found[1], f"the focus on {found[0]} is not seen"
         reached.add(found[0])
-    assert {"theme", "view", "sigma", "sigma-number", "recipe", "figure", "BUTTON", "SUMMARY"} <= reached
+    assert {"theme", "view", "sigma", "sigma-number", "recipe", "metric", "BUTTON", "SUMMARY"} <= reached

@@ -84,9 +84,9 @@ def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, cap
     from iglu.lab.recipes import RECIPES
     from iglu.lab.training.loop import fit
 
-    base = RECIPES["digits"].but(epochs=1, epoch_steps=3, activation="iglu:5")
-    runs = [fit(base.but(norm=norm), out=tmp_path / "runs") for norm in (True, False)]
-    diverged = fit(base.but(lr=1e30, clip=None), out=tmp_path / "runs")
+    base = RECIPES["digits"].replace(epochs=1, epoch_steps=3, activation="iglu:5")
+    runs = [fit(base.replace(norm=norm), out=tmp_path / "runs") for norm in (True, False)]
+    diverged = fit(base.replace(lr=1e30, clip=None), out=tmp_path / "runs")
     assert diverged.status == "diverged"
     flags = ["--batches", "1", "--no-pictures", "--out", str(tmp_path / "probes")]
     assert command.main([str(tmp_path / "runs"), *flags]) == 0

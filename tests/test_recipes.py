@@ -62,7 +62,7 @@ def test_folders_differ_whenever_what_is_computed_differs() -> None:
         {}, {"activation": "iglu:0.5"}, {"activation": "iglu:learnable=5"}, {"seed": 1}, {"ratio": 200.0},
         {"norm": False}, {"lr": 2e-3}, {"jitter": (0.0, 0.0, 0.0, 0.0)}, {"clip": None}, {"size": 64},
     ]  # fmt: skip
-    names = [base.but(**change).folder_name for change in changes]
+    names = [base.replace(**change).folder_name for change in changes]
     assert len(set(names)) == len(names)
     assert not any(set(name) & set(':/\\ *?"<>|') for name in names)
     assert names[1] == "resnet20-cifar100-lt_iglu-0.5_seed=0"
@@ -70,7 +70,7 @@ def test_folders_differ_whenever_what_is_computed_differs() -> None:
 
 def test_how_a_run_is_carried_out_does_not_change_its_folder() -> None:
     base = RECIPES["digits"]
-    other = base.but(threads=3, stop_after=1, devices=2, checkpoint_every=1.0)
+    other = base.replace(threads=3, stop_after=1, devices=2, checkpoint_every=1.0)
     assert other.folder_name == base.folder_name
     assert other.identity() == base.identity()
 
@@ -87,12 +87,12 @@ def test_how_a_run_is_carried_out_does_not_change_its_folder() -> None:
 )
 def test_a_field_out_of_range_is_refused_by_name(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RECIPES["digits"].but(**change)
+        RECIPES["digits"].replace(**change)
 
 
 def test_a_field_that_is_misspelt_is_refused_with_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"no field 'epoch'. Did you mean 'epochs'"):
-        RECIPES["digits"].but(epoch=3)
+        RECIPES["digits"].replace(epoch=3)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
@@ -101,7 +101,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
 
 
 def test_a_recipe_of_before_draws_its_long_tail_by_the_runs_seed() -> None:
-    fields = get_recipe("digits-lt").but(seed=3).as_dict()
+    fields = get_recipe("digits-lt").replace(seed=3).as_dict()
     assert Recipe.from_dict(fields).subset_draw == 0
     del fields["subset_seed"]
     assert Recipe.from_dict(fields).subset_draw == 3
@@ -116,4 +116,4 @@ def test_a_recipe_of_before_with_all_the_images_is_the_same_recipe() -> None:
 @pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:256", "gpt2:x", "bytes:300"])
 def test_an_unknown_tokenizer_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="tokenizer must be"):
-        get_recipe("gpt2-python").but(tokenizer=name)
+        get_recipe("gpt2-python").replace(tokenizer=name)

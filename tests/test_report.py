@@ -100,14 +100,14 @@ def test_an_empty_folder_gives_all_tables_of_the_paper_and_says_not_run(tmp_path
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
-    good = write_run(tmp_path, CIFAR.but(seed=0), {"test_loss": 0.5, "test_acc": 90.0})
+    good = write_run(tmp_path, CIFAR.replace(seed=0), {"test_loss": 0.5, "test_acc": 90.0})
     half = tmp_path / "half"
     half.mkdir()
     (half / "recipe.json").write_text('{"name": "resn')
-    bad_line = write_run(tmp_path, CIFAR.but(seed=1), {"test_loss": 0.5, "test_acc": 90.0})
+    bad_line = write_run(tmp_path, CIFAR.replace(seed=1), {"test_loss": 0.5, "test_acc": 90.0})
     lines = (bad_line / "metrics.jsonl").read_text().splitlines()
     (bad_line / "metrics.jsonl").write_text("\n".join(["nonsense", *lines[1:]]) + "\n")
-    no_epoch = write_run(tmp_path, CIFAR.but(seed=2), {}, epochs=0, status="unfinished")
+    no_epoch = write_run(tmp_path, CIFAR.replace(seed=2), {}, epochs=0, status="unfinished")
     foreign = {
         "recipe.json": '["soup"]',
         "bench.json": "[]",
@@ -151,7 +151,7 @@ def test_the_same_run_in_two_places_counts_once_and_the_longer_one_wins(tmp_path
 def test_ours_is_the_mean_with_its_t_interval_and_the_difference_is_to_the_right_number(tmp_path):
     recipe = RECIPES["resnet20-cifar100"]
     for seed, accuracy in enumerate((65.0, 66.0, 67.0)):
-        write_run(tmp_path, recipe.but(seed=seed), {"test_loss": 1.5, "test_acc": accuracy})
+        write_run(tmp_path, recipe.replace(seed=seed), {"test_loss": 1.5, "test_acc": accuracy})
     cells = row(table(all_tables(gather([tmp_path])), "table2"), "ReLU")
     group = "ResNet-20, CIFAR-100"
     published = cells[group, "accuracy, %: paper"]
@@ -165,9 +165,9 @@ def test_ours_is_the_mean_with_its_t_interval_and_the_difference_is_to_the_right
 
 
 def test_a_run_with_fewer_epochs_is_reduced_and_says_how(tmp_path):
-    write_run(tmp_path, CIFAR.but(epochs=3, batch=64), {"test_loss": 1.0, "test_acc": 70.0})
+    write_run(tmp_path, CIFAR.replace(epochs=3, batch=64), {"test_loss": 1.0, "test_acc": 70.0})
     write_run(
-        tmp_path, CIFAR.but(activation="gelu", stop_after=5), {"test_loss": 1.0, "test_acc": 71.0},
+        tmp_path, CIFAR.replace(activation="gelu", stop_after=5), {"test_loss": 1.0, "test_acc": 71.0},
         epochs=5, status="stopped",
     )  # fmt: skip
     found = table(all_tables(gather([tmp_path])), "table2")
@@ -179,7 +179,7 @@ def test_a_run_with_fewer_epochs_is_reduced_and_says_how(tmp_path):
 
 def test_runs_nearest_to_the_papers_fill_the_cell_and_the_others_a_table_of_their_own(tmp_path):
     write_run(tmp_path, CIFAR, {"test_loss": 0.5, "test_acc": 90.0})
-    write_run(tmp_path, CIFAR.but(epochs=2), {"test_loss": 1.5, "test_acc": 50.0})
+    write_run(tmp_path, CIFAR.replace(epochs=2), {"test_loss": 1.5, "test_acc": 50.0})
     tables = all_tables(gather([tmp_path]))
     assert row(table(tables, "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
     own = table(tables, "own1")
@@ -189,8 +189,8 @@ def test_runs_nearest_to_the_papers_fill_the_cell_and_the_others_a_table_of_thei
 
 def test_the_ratio_of_a_long_tail_chooses_the_column(tmp_path):
     recipe = RECIPES["resnet20-cifar100-lt"]
-    write_run(tmp_path, recipe.but(ratio=500.0), {"test_loss": 6.0, "test_acc": 20.0})
-    write_run(tmp_path, recipe.but(ratio=30.0), {"test_loss": 4.0, "test_acc": 40.0})
+    write_run(tmp_path, recipe.replace(ratio=500.0), {"test_loss": 6.0, "test_acc": 20.0})
+    write_run(tmp_path, recipe.replace(ratio=30.0), {"test_loss": 4.0, "test_acc": 40.0})
     tables = all_tables(gather([tmp_path]))
     cells = row(table(tables, "table4"), "ReLU")
     assert cells["500:1", "accuracy, %: ours"].text == "20.00 (1)"
@@ -201,9 +201,11 @@ def test_the_ratio_of_a_long_tail_chooses_the_column(tmp_path):
 
 def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
     for seed in range(2):
-        write_run(tmp_path, CIFAR.but(seed=seed), {"test_loss": 0.5, "test_acc": 90.0 + seed})
-    write_run(tmp_path, CIFAR.but(seed=2), {"test_loss": 9.0, "test_acc": 10.0}, epochs=4, status="diverged")
-    write_run(tmp_path, CIFAR.but(activation="mish"), {}, epochs=0, status="diverged")
+        write_run(tmp_path, CIFAR.replace(seed=seed), {"test_loss": 0.5, "test_acc": 90.0 + seed})
+    write_run(
+        tmp_path, CIFAR.replace(seed=2), {"test_loss": 9.0, "test_acc": 10.0}, epochs=4, status="diverged"
+    )
+    write_run(tmp_path, CIFAR.replace(activation="mish"), {}, epochs=0, status="diverged")
     tables = all_tables(gather([tmp_path]))
     cell = row(table(tables, "table2"), "ReLU")[ACCURACY]
     assert cell.sort == 90.5
@@ -226,7 +228,9 @@ def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
 def test_best_is_marked_only_where_the_interval_to_the_next_excludes_zero(tmp_path, accuracies, expected):
     for name, values in accuracies.items():
         for seed, value in enumerate(values):
-            write_run(tmp_path, CIFAR.but(activation=name, seed=seed), {"test_loss": 1.0, "test_acc": value})
+            write_run(
+                tmp_path, CIFAR.replace(activation=name, seed=seed), {"test_loss": 1.0, "test_acc": value}
+            )
     found = table(all_tables(gather([tmp_path])), "table2")
     assert tuple(row(found, label)[ACCURACY].mark for label in ("ReLU", "GELU", "SiLU")) == expected
 
@@ -254,7 +258,7 @@ def write_probe(folder: Path, name: str, excess: float, **more: Any) -> None:
 
 
 def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(tmp_path):
-    recipe = CIFAR.but(activation="iglu:0.1")
+    recipe = CIFAR.replace(activation="iglu:0.1")
     write_probe(tmp_path, "resnet", 2.0, recipe=recipe.as_dict())
     write_probe(tmp_path, "mine", 1.5)
     tables = all_tables(gather([tmp_path]))
@@ -330,7 +334,7 @@ def test_low_sigma_wins_on_resnet_by_full_runs_alone(tmp_path, changes, gain, ve
         for seed in range(3):
             base = 60.0 + 3 * seed
             for activation, accuracy in (("iglu:0.5", base + gain + 0.1 * seed), ("iglu:5", base)):
-                recipe = RECIPES[name].but(activation=activation, seed=seed, **changes)
+                recipe = RECIPES[name].replace(activation=activation, seed=seed, **changes)
                 write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy})
     found = claim(claims.all_claims(gather([tmp_path])), "Low sigma wins")
     assert found.verdict == verdict
@@ -341,7 +345,9 @@ def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
     for ratio in (10.0, 20.0, 50.0, 100.0, 200.0):
         for seed in range(3):
             for activation, gain in (("iglu:0.5", (2 + 0.1 * seed) * math.log10(ratio)), ("relu", 0.0)):
-                recipe = RECIPES["resnet20-cifar100-lt"].but(ratio=ratio, activation=activation, seed=seed)
+                recipe = RECIPES["resnet20-cifar100-lt"].replace(
+                    ratio=ratio, activation=activation, seed=seed
+                )
                 write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": 40 + gain})
     found = claims.all_claims(gather([tmp_path]))
     assert claim(found, "IGLU gains on imbalanced").verdict == "holds"
@@ -405,7 +411,7 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
     runs = tmp_path / "runs"
     shots = {"test_acc_many": 95.0, "test_acc_medium": 90.0, "test_acc_few": 80.0}
     for seed in range(2):
-        recipe = RECIPES["digits-lt"].but(seed=seed, activation="iglu:0.5")
+        recipe = RECIPES["digits-lt"].replace(seed=seed, activation="iglu:0.5")
         write_run(runs, recipe, {"test_loss": 0.5 + seed, "test_acc": 90.0, **shots})
     write_bench(runs / "bench", {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "identity": 1.0})
     (runs / "half").mkdir()
@@ -437,7 +443,7 @@ def test_a_folder_that_is_none_ends_with_status_2(tmp_path, capsys):
 def test_a_thousand_runs_are_read_into_one_table(tmp_path):
     names = list(paper.run_table(2).rows)
     for number in range(1000):
-        recipe = CIFAR.but(activation=names[number % 17], seed=number // 17, epochs=2)
+        recipe = CIFAR.replace(activation=names[number % 17], seed=number // 17, epochs=2)
         write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": 50.0 + number % 7})
     found = gather([tmp_path])
     assert len(found.runs) == 1000

@@ -29,10 +29,10 @@ from iglu.lab.training.checkpoint import checkpoints, load_checkpoint, newest_ch
 from iglu.lab.training.loop import Observer, Training, fit
 
 # A checkpoint after every step, so that a kill anywhere has something to go on from.
-IMAGES = RECIPES["digits-lt"].but(
+IMAGES = RECIPES["digits-lt"].replace(
     activation="iglu:learnable=5", epochs=3, epoch_steps=4, batch=16, threads=1, checkpoint_every=0.0
 )
-TEXT = RECIPES["gpt2-python"].but(
+TEXT = RECIPES["gpt2-python"].replace(
     activation="iglu:1", epochs=2, epoch_steps=6, batch=4, context=32, dropout=0.1,
     threads=1, checkpoint_every=0.0,
 )  # fmt: skip
@@ -122,7 +122,9 @@ def test_a_run_killed_at_random_ends_as_one_left_alone(recipe: Recipe, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [IMAGES.but(epochs=12), TEXT.but(epochs=10)], ids=["images", "text"])
+@pytest.mark.parametrize(
+    "recipe", [IMAGES.replace(epochs=12), TEXT.replace(epochs=10)], ids=["images", "text"]
+)
 def test_a_long_run_killed_many_times_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
     expected = fit(recipe, out=tmp_path / "quiet")
     assert _kill_often(recipe, tmp_path / "killed", seed=1) >= 15
@@ -208,13 +210,13 @@ def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> N
 
 def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(tmp_path: Path) -> None:
     expected = fit(IMAGES, out=tmp_path / "quiet")
-    first = fit(IMAGES.but(stop_after=1), out=tmp_path / "limited")
+    first = fit(IMAGES.replace(stop_after=1), out=tmp_path / "limited")
     assert (first.status, len(first.history)) == ("stopped", 1)
     assert fit(IMAGES, out=tmp_path / "limited").without_timings() == expected.without_timings()
 
 
 def test_weights_in_channels_last_go_on_to_the_bit(tmp_path: Path) -> None:
-    recipe = IMAGES.but(channels_last=True)
+    recipe = IMAGES.replace(channels_last=True)
     expected = fit(recipe, out=tmp_path / "quiet")
     fit(recipe, out=tmp_path / "stopped", observers=[_StopAt(5)])
     assert fit(recipe, out=tmp_path / "stopped").without_timings() == expected.without_timings()
@@ -239,7 +241,7 @@ def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_p
     deadline = time.monotonic() + 30
     while True:
         try:
-            run = fit(IMAGES.but(stop_after=1), out=tmp_path)
+            run = fit(IMAGES.replace(stop_after=1), out=tmp_path)
             break
         except FolderInUseError:
             assert time.monotonic() < deadline
@@ -247,7 +249,7 @@ def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_p
 
 
 def test_a_folder_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
-    run = fit(IMAGES.but(stop_after=1), out=tmp_path)
+    run = fit(IMAGES.replace(stop_after=1), out=tmp_path)
     fields = json.loads((run.folder / "recipe.json").read_text())
     (run.folder / "recipe.json").write_text(json.dumps({**fields, "lr": 0.5}))
     with pytest.raises(ValueError, match=r"holds another run: lr was 0\.5, now 0\.004"):

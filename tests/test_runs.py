@@ -19,7 +19,7 @@ from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import setting_label, summarise
 from iglu.lab.runs.folder import read_run, read_runs
 
-BASE = RECIPES["digits-lt"].but(epochs=2)
+BASE = RECIPES["digits-lt"].replace(epochs=2)
 
 
 def _write(
@@ -47,10 +47,12 @@ def _accuracy(activation: str, seed: int) -> float:
 def folder(tmp_path: Path) -> Path:
     for activation in ("gelu", "iglu:0.5", "iglu:learnable=5", "relu"):
         for seed in range(4):
-            _write(tmp_path, BASE.but(activation=activation, seed=seed), [10.0, _accuracy(activation, seed)])
-    _write(tmp_path, BASE.but(ratio=100.0), [90.0, 50.0])
-    _write(tmp_path, BASE.but(activation="silu"), [20.0], "diverged")
-    _write(tmp_path, BASE.but(activation="mish"), [20.0], "unfinished")
+            _write(
+                tmp_path, BASE.replace(activation=activation, seed=seed), [10.0, _accuracy(activation, seed)]
+            )
+    _write(tmp_path, BASE.replace(ratio=100.0), [90.0, 50.0])
+    _write(tmp_path, BASE.replace(activation="silu"), [20.0], "diverged")
+    _write(tmp_path, BASE.replace(activation="mish"), [20.0], "unfinished")
     return tmp_path
 
 
@@ -85,10 +87,10 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path: Path) -> None:
 
 def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) -> None:
     whole, _ = read_runs(folder)
-    cut = _write(folder, BASE.but(seed=9), [10.0, 60.0])
+    cut = _write(folder, BASE.replace(seed=9), [10.0, 60.0])
     with (cut / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "test_a')
-    _write(folder, BASE.but(seed=10), [10.0, 60.0]).joinpath("recipe.json").write_text('{"name": ')
+    _write(folder, BASE.replace(seed=10), [10.0, 60.0]).joinpath("recipe.json").write_text('{"name": ')
     (folder / "empty").mkdir()
     (folder / "odd").mkdir()
     (folder / "odd" / "recipe.json").write_text("[]")
@@ -106,7 +108,7 @@ def test_a_thousand_runs_are_read_and_summarised(tmp_path: Path) -> None:
     for seed in range(200):
         for activation in activations:
             figures = [10.0, _accuracy(activation, seed)]
-            _write(tmp_path, BASE.but(activation=activation, seed=seed), figures)
+            _write(tmp_path, BASE.replace(activation=activation, seed=seed), figures)
     runs, complaints = read_runs(tmp_path)
     assert (len(runs), complaints) == (1000, [])
     rows = summarise(runs)
@@ -178,10 +180,10 @@ def test_json_and_csv_carry_the_same_runs(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_another_figure_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _write(tmp_path, RECIPES["gpt2-python"].but(epochs=1), [31.5], name="perplexity")
-    assert runs_command.main([str(tmp_path), "--figure", "perplexity", "--summary"]) == 0
+    _write(tmp_path, RECIPES["gpt2-python"].replace(epochs=1), [31.5], name="perplexity")
+    assert runs_command.main([str(tmp_path), "--metric", "perplexity", "--summary"]) == 0
     assert "31.50" in capsys.readouterr().out
-    assert runs_command.main([str(tmp_path), "--figure", "test_los"]) == 0
+    assert runs_command.main([str(tmp_path), "--metric", "test_los"]) == 0
     assert "No finished run has 'test_los'. There are: epoch, perplexity" in capsys.readouterr().out
 
 
@@ -204,7 +206,7 @@ def test_a_field_is_read_as_what_the_recipe_takes(word: str, value: Any) -> None
     name, found = read_field(word)
     assert found == value
     assert type(found) is type(value)
-    assert getattr(BASE.but(**{name: found}), name) == value
+    assert getattr(BASE.replace(**{name: found}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -227,4 +229,4 @@ def test_without_words_everything_is_meant() -> None:
 
 
 def test_a_setting_is_named_by_its_differences() -> None:
-    assert setting_label(BASE.but(threads=3, seed=5, stop_after=1)) == "digits-lt epochs=2 stop_after=1"
+    assert setting_label(BASE.replace(threads=3, seed=5, stop_after=1)) == "digits-lt epochs=2 stop_after=1"

@@ -28,7 +28,7 @@ from iglu.lab.sweep.estimate import durations, wall_seconds
 from iglu.lab.sweep.grid import read_grid, survey
 from iglu.lab.sweep.local import run_local
 
-CELL = RECIPES["digits-lt"].but(epochs=2, epoch_steps=3, batch=8, threads=1)
+CELL = RECIPES["digits-lt"].replace(epochs=2, epoch_steps=3, batch=8, threads=1)
 
 FILE = """
 recipes = ["digits-lt"]
@@ -151,7 +151,7 @@ def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
     (outcome,) = run_local([CELL], out=tmp_path)
     assert outcome.run is not None
     epoch = sum(row["seconds"] + row["test_seconds"] for row in outcome.run.history) / 2
-    longer = CELL.but(activation="iglu:1", seed=7, epochs=40)
+    longer = CELL.replace(activation="iglu:1", seed=7, epochs=40)
     assert durations([longer], [outcome.run])[longer].seconds == pytest.approx(40 * epoch)
     half = durations([longer], [outcome.run], {longer: outcome.run})
     assert half[longer].seconds == pytest.approx(38 * epoch)
@@ -159,14 +159,14 @@ def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
 
 def test_without_runs_the_time_of_a_step_is_scaled_to_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_speed", lambda recipe, data: estimate._Speed(sample=0.01, update=0.5))
-    cell = RECIPES["resnet20-cifar100-lt"].but(ratio=10.0, epochs=3)
+    cell = RECIPES["resnet20-cifar100-lt"].replace(ratio=10.0, epochs=3)
     images = sum(class_sizes(500, 100, 10.0))
     expected = 3 * (0.01 * (images + 10_000 / 3) + 0.5 * math.ceil(images / 128))
     assert durations([cell])[cell].seconds == pytest.approx(expected)
 
 
 def test_a_set_that_is_not_here_is_timed_on_random_input(tmp_path: Path) -> None:
-    cells = [RECIPES["resnet20-cifar10"], RECIPES["gpt2-mini-wikitext2"], CELL.but(dataset="mine.txt")]
+    cells = [RECIPES["resnet20-cifar10"], RECIPES["gpt2-mini-wikitext2"], CELL.replace(dataset="mine.txt")]
     found = durations(cells, data=tmp_path)
     assert [math.isfinite(found[cell].seconds) for cell in cells] == [True, True, False]
     assert "missing" in found[cells[2]].source
@@ -280,7 +280,7 @@ class _Kills(Watcher):
 
 
 def test_a_killed_worker_fails_its_cell_alone_and_the_next_call_mends_it(tmp_path: Path) -> None:
-    cells = [CELL.but(seed=seed, epoch_steps=20) for seed in range(2)]
+    cells = [CELL.replace(seed=seed, epoch_steps=20) for seed in range(2)]
     outcomes = run_local(cells, out=tmp_path / "out", watcher=_Kills())
     assert [outcome.run is None for outcome in outcomes] == [True, False]
     assert outcomes[0].failure.startswith("its process was killed (SIGKILL)")
@@ -294,7 +294,7 @@ def test_failed_and_diverged_cells_are_named_and_the_others_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    spoilt = out / CELL.but(activation="iglu:0.5", seed=1).folder_name
+    spoilt = out / CELL.replace(activation="iglu:0.5", seed=1).folder_name
     spoilt.mkdir(parents=True)
     (spoilt / "recipe.json").write_text("{")
     flags = [_file(tmp_path), "--out", str(out)]
@@ -309,7 +309,7 @@ def test_failed_and_diverged_cells_are_named_and_the_others_finish(
 
 
 def test_cells_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
-    missing = CELL.but(dataset="nowhere.txt", model="gpt2-nano", tokenizer="bytes")
+    missing = CELL.replace(dataset="nowhere.txt", model="gpt2-nano", tokenizer="bytes")
     (found,) = missing_data([CELL, missing], tmp_path)
     assert found.recipe == missing
     assert "No text 'nowhere.txt'" in found.failure
@@ -444,5 +444,5 @@ def test_outcomes_come_in_the_order_in_which_cells_end(tmp_path: Path) -> None:
         def ended(self, outcome: Outcome) -> None:
             ends.append(outcome)
 
-    assert run_local([CELL, CELL.but(seed=1)], out=tmp_path, jobs=2, watcher=Notes()) == ends
+    assert run_local([CELL, CELL.replace(seed=1)], out=tmp_path, jobs=2, watcher=Notes()) == ends
     assert len(ends) == 2

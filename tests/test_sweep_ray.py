@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 _MEMORY = 80 * 2**20
 CELLS = [
-    RECIPES["digits-lt"].but(
+    RECIPES["digits-lt"].replace(
         activation=name, epochs=12, epoch_steps=20, batch=16, threads=1, checkpoint_every=0.0
     )
     for name in ("relu", "iglu:0.5", "iglu:learnable=5")
@@ -96,7 +96,7 @@ def test_a_stop_leaves_cells_at_a_checkpoint_and_others_unbegun(cluster: Any, tm
             if progress is not None:
                 stop.set()
 
-    cells = [cell.but(epochs=200) for cell in CELLS]
+    cells = [cell.replace(epochs=200) for cell in CELLS]
     outcomes = run_on_ray(
         cells, address=cluster.address, out=tmp_path, watcher=StopsEarly(), is_stop_wanted=stop.is_set
     )
@@ -108,7 +108,7 @@ def test_a_stop_leaves_cells_at_a_checkpoint_and_others_unbegun(cluster: Any, tm
 
 
 def test_figures_from_a_node_with_its_own_disk_are_written_down(tmp_path: Path) -> None:
-    (outcome,) = run_local([CELLS[0].but(epochs=1)], out=tmp_path / "node")
+    (outcome,) = run_local([CELLS[0].replace(epochs=1)], out=tmp_path / "node")
     assert outcome.run is not None
     names = ("recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json")
     files = {name: (outcome.run.folder / name).read_bytes() for name in names}

@@ -32,9 +32,9 @@ from iglu.lab.training.tasks import ImageTask, load_task
 
 from truth import needs_compiler
 
-IMAGES = RECIPES["digits-lt"].but(epochs=2, epoch_steps=4, batch=16, threads=1)
-TEXT = RECIPES["gpt2-python"].but(epochs=2, epoch_steps=6, batch=4, context=32, threads=1)
-VIT = RECIPES["digits"].but(
+IMAGES = RECIPES["digits-lt"].replace(epochs=2, epoch_steps=4, batch=16, threads=1)
+TEXT = RECIPES["gpt2-python"].replace(epochs=2, epoch_steps=6, batch=4, context=32, threads=1)
+VIT = RECIPES["digits"].replace(
     name="digits-vit",
     model="vit-mini",
     activation="gelu",
@@ -59,7 +59,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "recipe",
-    [IMAGES, TEXT.but(dropout=0.1), VIT, IMAGES.but(precision="bf16-mixed")],
+    [IMAGES, TEXT.replace(dropout=0.1), VIT, IMAGES.replace(precision="bf16-mixed")],
     ids=["images", "text", "vit", "bf16"],
 )
 def test_the_same_seed_gives_the_same_numbers_to_the_bit(recipe: Recipe, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_bit(recipe: Recipe, tmp_pat
     torch.rand(3)  # whatever else has drawn from torch's generator
     again = fit(recipe, out=tmp_path / "again")
     assert first.without_timings() == again.without_timings()
-    other = fit(recipe.but(seed=1), out=tmp_path)
+    other = fit(recipe.replace(seed=1), out=tmp_path)
     assert first.without_timings() != other.without_timings()
 
 
@@ -129,8 +129,8 @@ def test_the_loop_computes_what_a_bare_loop_computes(tmp_path: Path) -> None:
 
 
 def test_how_often_a_run_is_evaluated_changes_none_of_its_numbers(tmp_path: Path) -> None:
-    often = fit(IMAGES.but(epochs=3), out=tmp_path / "often")
-    seldom = fit(IMAGES.but(epochs=3, evaluate_every=2), out=tmp_path / "seldom")
+    often = fit(IMAGES.replace(epochs=3), out=tmp_path / "often")
+    seldom = fit(IMAGES.replace(epochs=3, evaluate_every=2), out=tmp_path / "seldom")
     assert [("test_acc" in row) for row in seldom.history] == [False, True, True]
     rows = zip(often.without_timings(), seldom.without_timings(), strict=True)
     assert all(row.items() <= whole.items() for whole, row in rows)
@@ -144,14 +144,14 @@ def test_the_long_tail_is_one_for_all_seeds_unless_it_follows_the_seed() -> None
         assert isinstance(task, ImageTask)
         return task.data.train.pixels
 
-    assert torch.equal(kept(IMAGES), kept(IMAGES.but(seed=1)))
-    assert torch.equal(kept(IMAGES.but(seed=1, subset_seed=None)), kept(IMAGES.but(subset_seed=1)))
-    assert not torch.equal(kept(IMAGES), kept(IMAGES.but(subset_seed=1)))
+    assert torch.equal(kept(IMAGES), kept(IMAGES.replace(seed=1)))
+    assert torch.equal(kept(IMAGES.replace(seed=1, subset_seed=None)), kept(IMAGES.replace(subset_seed=1)))
+    assert not torch.equal(kept(IMAGES), kept(IMAGES.replace(subset_seed=1)))
 
 
 @pytest.mark.parametrize("constrain", [True, False])
 def test_every_learned_sigma_is_in_the_metrics(constrain: bool, tmp_path: Path) -> None:
-    run = fit(IMAGES.but(activation="iglu:learnable=5", constrain=constrain), out=tmp_path)
+    run = fit(IMAGES.replace(activation="iglu:learnable=5", constrain=constrain), out=tmp_path)
     name = "log_sigma" if constrain else "sigma"
     parameters = {key: value for key, value in _weights(run.folder).items() if key.endswith("." + name)}
     assert len(parameters) == len(run.last["sigmas"]) == 7
@@ -168,17 +168,17 @@ def test_bits_a_byte_are_those_of_the_text_whatever_the_tokens(tmp_path: Path) -
     targets = torch.randint(256, (2, 31), generator=torch.Generator().manual_seed(0))
     # Equal chances for 256 tokens are 8 bits each.
     task.lengths = torch.ones(256, dtype=torch.int64)  # type: ignore[attr-defined]
-    assert task.test_figures(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(8)
+    assert task.test_metrics(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(8)
     task.lengths = torch.full((256,), 4)  # type: ignore[attr-defined]
-    assert task.test_figures(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(2)
+    assert task.test_metrics(task.evaluate(outputs, targets).tolist())["bits_per_byte"] == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
-    "recipe", [IMAGES.but(norm=False), TEXT, VIT.but(dropout=0.0)], ids=["images", "text", "vit"]
+    "recipe", [IMAGES.replace(norm=False), TEXT, VIT.replace(dropout=0.0)], ids=["images", "text", "vit"]
 )
 def test_a_batch_in_parts_gives_the_numbers_of_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
     whole = fit(recipe, out=tmp_path)
-    parts = fit(recipe.but(accumulate=3), out=tmp_path)
+    parts = fit(recipe.replace(accumulate=3), out=tmp_path)
     for row, other in zip(whole.history, parts.history, strict=True):
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
@@ -189,7 +189,7 @@ def test_shots_are_averaged_by_class_size(tmp_path: Path) -> None:
     assert isinstance(task, ImageTask)
     assert task.counts.tolist() == [124, 88, 63, 45, 32, 23, 16, 12, 8, 6]
     right = [50.0, 40, 40, 40, 40, 40, 10, 10, 10, 0]
-    figures = task.test_figures([500.0, *right, *[50.0] * 10])
+    figures = task.test_metrics([500.0, *right, *[50.0] * 10])
     assert figures["test_loss"] == 1
     assert figures["test_acc"] == pytest.approx(56)
     shots = [figures[f"test_acc_{shot}"] for shot in ("many", "medium", "few")]
@@ -197,11 +197,11 @@ def test_shots_are_averaged_by_class_size(tmp_path: Path) -> None:
 
 
 def test_perplexity_falls_and_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
-    run = fit(TEXT.but(batch=16, epoch_steps=15), out=tmp_path)
+    run = fit(TEXT.replace(batch=16, epoch_steps=15), out=tmp_path)
     first, last = run.history
     assert last["perplexity"] < first["perplexity"] < 256
     assert last["perplexity"] == pytest.approx(math.exp(last["test_loss"]))
-    assert run.figure == "perplexity"
+    assert run.metric == "perplexity"
 
 
 def test_every_figure_of_an_epoch_is_on_its_line(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_every_figure_of_an_epoch_is_on_its_line(tmp_path: Path) -> None:
     provenance = json.loads((run.folder / "provenance.jsonl").read_text())
     assert {"commit", "torch", "device", "threads"} <= provenance.keys()
     assert provenance["threads"] == 1
-    assert ":" not in fit(IMAGES.but(activation="iglu:0.5"), out=tmp_path).folder.name
+    assert ":" not in fit(IMAGES.replace(activation="iglu:0.5"), out=tmp_path).folder.name
 
 
 # -- schedules and shares --------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_every_figure_of_an_epoch_is_on_its_line(tmp_path: Path) -> None:
 
 def test_warm_up_and_decay_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    recipe = RECIPES["gpt2-wikitext103"].but(epochs=3, lr=0.5)
+    recipe = RECIPES["gpt2-wikitext103"].replace(epochs=3, lr=0.5)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.05 * 3 * 40), 3 * 40)
     for step in range(120):
@@ -264,7 +264,7 @@ class _Break(Observer):
 
 
 def test_a_nan_stops_the_run_and_names_step_layer_and_recipe(tmp_path: Path) -> None:
-    recipe = IMAGES.but(activation="iglu:0.5")
+    recipe = IMAGES.replace(activation="iglu:0.5")
     run = fit(recipe, out=tmp_path, observers=[_Break("layer2.0.conv2.weight", 5)])
     assert run.status == "diverged"
     assert "epoch 2, step 2 of 4" in run.message
@@ -300,19 +300,19 @@ def test_a_nan_of_the_backward_pass_is_traced_to_its_layer(tmp_path: Path) -> No
 
 
 def test_a_learning_rate_that_is_far_too_high_diverges(tmp_path: Path) -> None:
-    assert fit(IMAGES.but(lr=1e30, norm=False), out=tmp_path).status == "diverged"
+    assert fit(IMAGES.replace(lr=1e30, norm=False), out=tmp_path).status == "diverged"
 
 
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="16-mixed' needs a GPU"):
-        fit(IMAGES.but(precision="16-mixed"), out=tmp_path)
+        fit(IMAGES.replace(precision="16-mixed"), out=tmp_path)
 
 
 def test_a_model_for_the_other_kind_of_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gpt2-nano reads text, digits holds images"):
-        fit(IMAGES.but(model="gpt2-nano"), out=tmp_path)
+        fit(IMAGES.replace(model="gpt2-nano"), out=tmp_path)
     with pytest.raises(ValueError, match=r"model must be one of .*got 'resnet21'. Did you mean"):
-        fit(IMAGES.but(model="resnet21"), out=tmp_path)
+        fit(IMAGES.replace(model="resnet21"), out=tmp_path)
 
 
 # -- observers, results, command -------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_the_interval_of_a_mean_is_that_of_students_t() -> None:
 def test_a_paired_difference_is_taken_seed_by_seed(tmp_path: Path) -> None:
     runs = {
         activation: [
-            fit(IMAGES.but(activation=activation, seed=seed, epochs=1), out=tmp_path) for seed in (0, 1)
+            fit(IMAGES.replace(activation=activation, seed=seed, epochs=1), out=tmp_path) for seed in (0, 1)
         ]
         for activation in ("relu", "silu")
     }
@@ -460,8 +460,8 @@ def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture
 @needs_compiler
 @pytest.mark.slow
 def test_a_compiled_model_gives_the_numbers_of_the_plain_one(tmp_path: Path) -> None:
-    recipe = IMAGES.but(activation="iglu:1", norm=False)
-    plain, compiled = fit(recipe, out=tmp_path), fit(recipe.but(compile=True), out=tmp_path)
+    recipe = IMAGES.replace(activation="iglu:1", norm=False)
+    plain, compiled = fit(recipe, out=tmp_path), fit(recipe.replace(compile=True), out=tmp_path)
     assert compiled.last["train_loss"] == pytest.approx(plain.last["train_loss"], rel=1e-3)
 
 
@@ -476,7 +476,7 @@ fit(Recipe.from_dict(json.loads(sys.argv[1])), out=Path(sys.argv[2]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [TEXT, VIT.but(dropout=0.0)], ids=["text", "vit"])
+@pytest.mark.parametrize("recipe", [TEXT, VIT.replace(dropout=0.0)], ids=["text", "vit"])
 def test_two_processes_give_the_numbers_of_one(recipe: Recipe, tmp_path: Path) -> None:
     alone = fit(recipe, out=tmp_path / "alone")
     script = tmp_path / "script.py"

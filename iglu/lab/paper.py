@@ -30,20 +30,20 @@ class Published(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One figure of one recipe: a column of numbers."""
+    """One metric of one recipe: a column of numbers."""
 
-    heading: str  # shared by the figures of one recipe
-    figure: str
+    heading: str  # shared by the metrics of one recipe
+    metric: str
     recipe: Recipe  # with the activation and seed still to be set
     is_published: bool = True
 
     @property
     def lower_is_better(self) -> bool:
-        return self.figure != "test_acc"
+        return self.metric != "test_acc"
 
 
 class Table(NamedTuple):
-    """A table of runs: activations down, figures of recipes across."""
+    """A table of runs: activations down, metrics of recipes across."""
 
     number: int
     caption: str
@@ -101,18 +101,18 @@ def run_table(number: int) -> Table:
     columns = tuple(
         Column(
             group["heading"],
-            figure,
-            get_recipe(group["recipe"]).but(**group.get("changes", {})),
+            metric,
+            get_recipe(group["recipe"]).replace(**group.get("changes", {})),
             group.get("published", True),
         )
         for group in content["columns"]
-        for figure in group["figures"]
+        for metric in group["metrics"]
     )
     rows = {}
     for activation, printed in content["rows"].items():
         numbers = iter(printed)
         rows[activation] = tuple(
-            _published(f"table{number}", activation, column.heading, column.figure, next(numbers))
+            _published(f"table{number}", activation, column.heading, column.metric, next(numbers))
             if column.is_published
             else None
             for column in columns
@@ -127,7 +127,7 @@ def table5() -> tuple[TailRow, ...]:
         TailRow(
             row["model"],
             row["norm"],
-            get_recipe(row["recipe"]).but(activation=row["activation"], norm=bool(row["norm"])),
+            get_recipe(row["recipe"]).replace(activation=row["activation"], norm=bool(row["norm"])),
             _published("table5", row["model"], row["norm"], "alpha", row["alpha"])
             if "alpha" in row
             else None,
@@ -143,8 +143,8 @@ def errata() -> tuple[Erratum, ...]:
     return tuple(Erratum(**{name: row[name] for name in Erratum._fields}) for row in paper()["errata"])
 
 
-def _published(table: str, row: str, heading: str, figure: str, printed: float) -> Published:
-    where = {"table": table, "row": row, "heading": heading, "figure": figure}
+def _published(table: str, row: str, heading: str, metric: str, printed: float) -> Published:
+    where = {"table": table, "row": row, "heading": heading, "metric": metric}
     for erratum in paper()["errata"]:
         if all(erratum.get(key) == value for key, value in where.items()):
             return Published(printed, erratum["right"], erratum["how"])

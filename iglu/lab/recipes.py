@@ -1,6 +1,6 @@
 """Recipes: everything that decides the numbers of a run, in one frozen dataclass; the paper's by name.
 
-A new experiment is a difference: ``RECIPES["resnet20-cifar100"].but(activation="iglu:0.5", seed=3)``.
+A new experiment is a difference: ``RECIPES["resnet20-cifar100"].replace(activation="iglu:0.5", seed=3)``.
 Fields marked as *execution* say how a run is carried out, not what it computes: a run that was stopped
 may go on under other values of them.
 """
@@ -90,7 +90,7 @@ class Recipe:
     """bytes; gpt2, its byte pairs from its files in the data folder; gpt2:4096, the first of them, so many
     tokens in all."""
     evaluate: Literal["test", "valid"] = "test"
-    """The split of a text that the figures of an epoch are from; image sets have test alone."""
+    """The split of a text that the metrics of an epoch are from; image sets have test alone."""
     dropout: float = 0.1
     """In transformers."""
 
@@ -133,7 +133,7 @@ class Recipe:
         # From JSON a tuple comes back as a list, which would make equal recipes differ.
         object.__setattr__(self, "jitter", tuple(self.jitter))
 
-    def but(self, **changes: Any) -> Recipe:
+    def replace(self, **changes: Any) -> Recipe:
         """This recipe with some fields changed."""
         for name in changes:
             if name not in _FIELDS:
@@ -239,12 +239,12 @@ _READY = (
     Recipe("resnet20-cifar100-lt", "cifar100", "resnet20", ratio=100.0, class_weights=True),
     # Small relatives, for a machine without a GPU.
     Recipe("vit-mini-cifar10", "cifar10", "vit-mini", activation="gelu", epochs=20),
-    _GPT2.but(name="gpt2-mini-wikitext2", dataset="wikitext-2", model="gpt2-mini", context=128,
+    _GPT2.replace(name="gpt2-mini-wikitext2", dataset="wikitext-2", model="gpt2-mini", context=128,
               epochs=10, batch=32, lr=1e-3),
     # With the data that is already there.
     _DIGITS,
-    _DIGITS.but(name="digits-lt", ratio=20.0, class_weights=True),
-    _GPT2.but(name="gpt2-python", dataset="python", model="gpt2-nano", tokenizer="bytes", context=64,
+    _DIGITS.replace(name="digits-lt", ratio=20.0, class_weights=True),
+    _GPT2.replace(name="gpt2-python", dataset="python", model="gpt2-nano", tokenizer="bytes", context=64,
               epochs=3, batch=32, lr=3e-3, dropout=0.0, checkpoint_every=120.0),
 )  # fmt: skip
 

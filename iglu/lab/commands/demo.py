@@ -37,8 +37,8 @@ REFERENCE = "relu"
 
 # Short enough for forty runs in three minutes on two cores.
 TASKS = (
-    RECIPES["digits-lt"].but(threads=1),
-    RECIPES["gpt2-python"].but(threads=1, epochs=2, epoch_steps=45, lr=2e-3, warmup=0.2),
+    RECIPES["digits-lt"].replace(threads=1),
+    RECIPES["gpt2-python"].replace(threads=1, epochs=2, epoch_steps=45, lr=2e-3, warmup=0.2),
 )
 
 
@@ -76,8 +76,8 @@ def main(argv: list[str]) -> int:
     diverged = [run for run in runs if run.status == "diverged"]
     for run in diverged:
         console.print(f"diverged: {run.message}")
-    figures = {"accuracy": accuracy, "speed": speed, "training": summary}
-    write_json(flags.out / "demo.json", {**figures, "provenance": provenance.collect().as_dict()})
+    metrics = {"accuracy": accuracy, "speed": speed, "training": summary}
+    write_json(flags.out / "demo.json", {**metrics, "provenance": provenance.collect().as_dict()})
     console.print(f"Written: {flags.out}/demo.json, and {len(runs)} runs beside it, a folder each.")
     console.rule("4. To look at: the paper beside these numbers, and an explorer")
     page = write_report([flags.out, *shipped_folders()], flags.out / "report")
@@ -127,7 +127,7 @@ def _accuracy_table(rows: Sequence[dict[str, Any]]) -> Table:
                 "IGLU" if row["approximate"] == "none" else "IGLU-Approx",
                 f"{row['dtype']}, {label}",
                 "never" if start is None else f"sigma x = -{start:.3g}",
-                *(f"{row[f'{who}_{figure}_error']:.1e}" for figure in ("gradient", "value")),
+                *(f"{row[f'{who}_{metric}_error']:.1e}" for metric in ("gradient", "value")),
                 style=None if who == "library" else "dim",
             )
     return table
@@ -172,7 +172,7 @@ def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
 def train_all(tasks: Sequence[Recipe], flags: Demo, console: Console) -> list[Run]:
     """Every task, activation and seed, the seeds outermost so that a picture appears early."""
     recipes = [
-        task.but(activation=activation, seed=seed)
+        task.replace(activation=activation, seed=seed)
         for seed in range(flags.seeds) for task in tasks for activation in ACTIVATIONS
     ]  # fmt: skip
     with Live(console=console, refresh_per_second=4) as live:
@@ -197,18 +197,18 @@ class _Picture(Watcher):
             left = self.total - len(self.runs)
             self.live.update(_summary_table(summarise(self.runs), self.seeds, left))
         else:
-            line = f"{len(self.runs):>3} of {self.total}  {outcome.run.folder.name}  {_figures(outcome.run)}"
+            line = f"{len(self.runs):>3} of {self.total}  {outcome.run.folder.name}  {_metrics(outcome.run)}"
             self.console.print(line, soft_wrap=True)
 
 
-def _figures(run: Run) -> str:
+def _metrics(run: Run) -> str:
     if not run.evaluated:
         return run.status
-    unit = "" if run.figure == "perplexity" else "%"
-    return f"{run.figure} {run.last[run.figure]:.2f}{unit}, {run.last['rate']:,.0f}/s"
+    unit = "" if run.metric == "perplexity" else "%"
+    return f"{run.metric} {run.last[run.metric]:.2f}{unit}, {run.last['rate']:,.0f}/s"
 
 
-# "recipe figure" -> heading; those that are also set beside ReLU.
+# "recipe metric" -> heading; those that are also set beside ReLU.
 COLUMNS = {
     "digits-lt test_acc": "digits, %",
     "digits-lt test_acc_few": "few-shot, %",
@@ -218,22 +218,22 @@ COMPARED = ("digits-lt test_acc", "gpt2-python perplexity")
 
 
 def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row an activation: for each figure the mean, its interval and the difference to ReLU."""
+    """A row an activation: for each metric the mean, its interval and the difference to ReLU."""
     sound = [run for run in runs if run.status == "finished"]
     rows = []
     for activation in ACTIVATIONS:
         row: dict[str, Any] = {"activation": activation, "label": zoo.parse(activation).label}
         for column in COLUMNS:
-            name, figure = column.split()
+            name, metric = column.split()
             mine, other = (
                 [run for run in sound if (run.recipe.name, run.recipe.activation) == (name, which)]
                 for which in (activation, REFERENCE)
             )
             seeds = {run.recipe.seed for run in mine} & {run.recipe.seed for run in other}
             is_paired = activation != REFERENCE and len(seeds) > 1
-            row[column] = estimate(run.last[figure] for run in mine)._asdict() if mine else None
+            row[column] = estimate(run.last[metric] for run in mine)._asdict() if mine else None
             row[f"{column} difference"] = (
-                paired_difference(mine, other, figure)._asdict() if is_paired else None
+                paired_difference(mine, other, metric)._asdict() if is_paired else None
             )
         rows.append(row)
     return rows

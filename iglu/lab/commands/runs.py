@@ -31,8 +31,8 @@ class Flags:
     Words of one kind are alternatives; kinds narrow each other down."""
     status: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Only these: finished, stopped, diverged, unfinished."""
-    figure: str | None = None
-    """The figure to compare, such as test_loss or test_acc_few; by default test_acc or perplexity."""
+    metric: str | None = None
+    """The metric to compare, such as test_loss or test_acc_few; by default test_acc or perplexity."""
     summary: bool = False
     """Leave out the list."""
     json: bool = False
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         print(f"iglu runs: {error}", file=sys.stderr)
         return 2
-    rows = summarise(runs, flags.figure)
+    rows = summarise(runs, flags.metric)
     if flags.json:
         body = {
             "runs": [run_row(run) for run in runs],
@@ -96,9 +96,9 @@ def _show(runs: list[Run], rows: list[Summary], flags: Flags) -> None:
     if not flags.summary:
         console.print(runs_table(runs))
     show_summary(rows, console)
-    if flags.figure is not None and not rows:
-        figures = sorted({name for run in runs if run.history for name in run.last})
-        console.print(f"No finished run has {flags.figure!r}. There are: {', '.join(figures)}.")
+    if flags.metric is not None and not rows:
+        metrics = sorted({name for run in runs if run.history for name in run.last})
+        console.print(f"No finished run has {flags.metric!r}. There are: {', '.join(metrics)}.")
     for run in runs:
         if run.status == "diverged":
             console.print(f"diverged: {run.folder.name}: {run.message}", markup=False, soft_wrap=True)

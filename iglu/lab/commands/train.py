@@ -30,7 +30,7 @@ class Command:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
     """Folder in which the run gets a folder of its own."""
     tensorboard: bool = False
-    """Also write the figures for TensorBoard."""
+    """Also write the metrics for TensorBoard."""
 
     def observers(self) -> list[Observer]:
         return [

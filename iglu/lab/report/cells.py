@@ -7,7 +7,7 @@ from iglu.lab.bench.tables import NOT_RUN
 from iglu.lab.report.content import Cell
 
 _DIGITS = {"test_loss": 3, "alpha": 1}
-FIGURE_LABELS = {
+METRIC_LABELS = {
     "test_loss": "test loss", "test_acc": "accuracy, %", "perplexity": "perplexity",
     "test_acc_many": "many-shot, %", "test_acc_medium": "medium-shot, %", "test_acc_few": "few-shot, %",
     "train_loss": "training loss",
@@ -20,8 +20,8 @@ def number_text(value: float, digits: int, sign: str = "") -> str:
     return f"{value:{sign},.{digits}f}"
 
 
-def digits_of(figure: str) -> int:
-    return _DIGITS.get(figure, 2)
+def digits_of(metric: str) -> int:
+    return _DIGITS.get(metric, 2)
 
 
 def published_cell(number: paper.Published | None, digits: int) -> Cell:

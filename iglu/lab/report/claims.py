@@ -1,6 +1,6 @@
 """The paper's claims, each with what our numbers say: holds, does not hold, or not enough evidence.
 
-The rule is the same for all that was measured.  A claim says that some figure lies on one side of a bound; it
+The rule is the same for all that was measured.  A claim says that some metric lies on one side of a bound; it
 holds where the 95% interval of ours lies wholly on that side, does not hold where it lies on the other, and
 otherwise the evidence is not enough.  A claim about several settings holds if it does in all of them, and
 does not if it fails in one.  Only runs of the paper's own recipe, carried through, decide; others are told.
@@ -20,7 +20,7 @@ from iglu.lab.bench.timing import PASS_LABELS
 from iglu.lab.recipes import Recipe, get_recipe
 from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Verdict
-from iglu.lab.report.gather import Gathered, figure_of
+from iglu.lab.report.gather import Gathered, metric_of
 from iglu.lab.report.probe_tables import mean_of, papers_probe, probe_differences
 from iglu.lab.report.samples import Sample, difference, samples
 from iglu.lab.report.speed_table import Interval, papers_rows, quotient
@@ -52,7 +52,7 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
 
 
 def side(interval: Interval | Estimate, bound: float = 0.0) -> Verdict:
-    """Of the claim that the figure is above the bound."""
+    """Of the claim that the metric is above the bound."""
     if interval.low > bound:
         return "holds"
     return "does not hold" if interval.high < bound else "not enough evidence"
@@ -137,7 +137,7 @@ class Compared(NamedTuple):
     text: str
 
 
-def _figure(recipe: Recipe) -> str:
+def _metric(recipe: Recipe) -> str:
     return "perplexity" if recipe.name.startswith("gpt2") else "test_acc"
 
 
@@ -159,8 +159,8 @@ def _label(recipe: Recipe) -> str:
 
 
 def _compare(runs: Sequence[Run], recipe: Recipe, better: str, worse: str) -> Compared:
-    figure = _figure(recipe)
-    sign = -1 if figure == "perplexity" else 1
+    metric = _metric(recipe)
+    sign = -1 if metric == "perplexity" else 1
     one, other = _nearest(runs, recipe, better), _nearest(runs, recipe, worse)
     missing = [name for name, sample in ((better, one), (worse, other)) if sample is None]
     if one is None or other is None:
@@ -169,10 +169,10 @@ def _compare(runs: Sequence[Run], recipe: Recipe, better: str, worse: str) -> Co
         return Compared(
             "not enough evidence", f"{_label(recipe)}: {better} and {worse} ran under other terms"
         )
-    found = difference(one, other, figure)
+    found = difference(one, other, metric)
     if found is None:
         return Compared("not enough evidence", f"{_label(recipe)}: no seed in common")
-    text = f"{_label(recipe)}: {figure} {found.text(2, '+')} ({found.seeds} seeds)"
+    text = f"{_label(recipe)}: {metric} {found.text(2, '+')} ({found.seeds} seeds)"
     if one.is_reduced:
         return Compared("not enough evidence", f"{text}, {one.note.partition('; ')[2]}")
     signed = found if sign > 0 else Interval(-found.mean, -found.high, -found.low)
@@ -184,7 +184,7 @@ def _published_text(numbers: Sequence[int], recipe: Recipe, one: str, other: str
     for number in numbers:
         table = paper.run_table(number)
         for place, column in enumerate(table.columns):
-            if column.recipe == recipe and column.figure == _figure(recipe) and column.is_published:
+            if column.recipe == recipe and column.metric == _metric(recipe) and column.is_published:
                 first, second = table.rows[one][place], table.rows[other][place]
                 if first is not None and second is not None:
                     return f"{first.right - second.right:+.2f} ({_label(recipe)})"
@@ -229,10 +229,10 @@ def _own_differences(runs: Sequence[Run], recipes: Sequence[Recipe], one: str, o
         reference = next(iter(samples(by_activation[other], setting)), None)
         if mine is None or reference is None or mine.conditions != reference.conditions:
             continue
-        figure = mine.runs[0].figure
-        found = difference(mine, reference, figure)
+        metric = mine.runs[0].metric
+        found = difference(mine, reference, metric)
         if found is not None:
-            parts.append(f"{setting_label(setting)}: {figure} {found.text(2, '+')}")
+            parts.append(f"{setting_label(setting)}: {metric} {found.text(2, '+')}")
     return "; ".join(parts)
 
 
@@ -257,7 +257,7 @@ def _growing_with_imbalance(runs: Sequence[Run]) -> Claim:
             name: {run.recipe.seed: run for run in _full_runs(runs, recipe, name)} for name in (LOW, "relu")
         }
         for seed in full[LOW].keys() & full["relu"].keys():
-            one, other = (figure_of(full[name][seed], "test_acc") for name in (LOW, "relu"))
+            one, other = (metric_of(full[name][seed], "test_acc") for name in (LOW, "relu"))
             if one is not None and other is not None:
                 gains.setdefault(seed, {})[math.log10(recipe.ratio)] = one - other
     slopes = [_slope(gain) for gain in gains.values() if len(gain) == len(recipes)]
@@ -303,7 +303,7 @@ def _learnable(runs: Sequence[Run]) -> Claim:
     compared = _compare(runs, recipe, START, HIGH)
     verdict: Verdict = "not enough evidence"
     if one is not None and other is not None and not one.is_reduced and one.conditions == other.conditions:
-        found = difference(one, other, _figure(recipe))
+        found = difference(one, other, _metric(recipe))
         if found is not None:
             verdict = side(Interval(-found.mean, -found.high, -found.low), -margin)
     return Claim("A learnable sigma is no better than a fixed one", verdict, f"{compared.text}. {rule}")

@@ -52,11 +52,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Curve:
-    """One figure over epochs for one recipe and activation: mean and band over seeds."""
+    """One metric over epochs for one recipe and activation: mean and band over seeds."""
 
     recipe: str
     activation: str
-    figure: str
+    metric: str
     epochs: tuple[float, ...]
     mean: tuple[float, ...]
     low: tuple[float, ...]

@@ -10,30 +10,30 @@ from iglu.lab.results.comparison import by_setting, setting_label
 from iglu.lab.results.statistics import estimate
 from iglu.lab.runs.folder import Run
 
-FIGURES = ("train_loss", "test_loss", "test_acc", "perplexity")
+CURVED = ("train_loss", "test_loss", "test_acc", "perplexity")
 
 
 def curves(runs: Iterable[Run]) -> tuple[Curve, ...]:
-    """Of every recipe, activation and figure that has an epoch."""
+    """Of every recipe, activation and metric that has an epoch."""
     return tuple(_curves(runs))
 
 
 def _curves(runs: Iterable[Run]) -> Iterator[Curve]:
     for setting, by_activation in by_setting(run for run in runs if run.history).items():
         for activation, mine in by_activation.items():
-            for figure in FIGURES:
-                curve = _curve(setting_label(setting), activation, figure, mine)
+            for metric in CURVED:
+                curve = _curve(setting_label(setting), activation, metric, mine)
                 if curve is not None:
                     yield curve
 
 
-def _curve(recipe: str, activation: str, figure: str, runs: Sequence[Run]) -> Curve | None:
+def _curve(recipe: str, activation: str, metric: str, runs: Sequence[Run]) -> Curve | None:
     """Over the epochs that every seed has: a band whose seeds change on the way would jump."""
     by_seed = [
         {
-            row["epoch"]: float(row[figure])
+            row["epoch"]: float(row[metric])
             for row in run.history
-            if isinstance(row.get(figure), int | float) and math.isfinite(row[figure])
+            if isinstance(row.get(metric), int | float) and math.isfinite(row[metric])
         }
         for run in runs
     ]
@@ -48,7 +48,7 @@ def _curve(recipe: str, activation: str, figure: str, runs: Sequence[Run]) -> Cu
     return Curve(
         recipe,
         activation,
-        figure,
+        metric,
         tuple(float(epoch) for epoch in epochs),
         tuple(each.mean for each in found),
         tuple(each.low if has_band else each.mean for each in found),

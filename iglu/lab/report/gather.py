@@ -119,7 +119,7 @@ def _files(folders: Iterable[Path], complaints: list[str]) -> Iterator[Path]:
 def _run(folder: Path, complaints: list[str]) -> Run:
     run = read_run(folder, complaints)
     # One spelling for one activation: iglu:0.50 is iglu:0.5.
-    recipe = run.recipe.but(activation=str(zoo.parse(run.recipe.activation)))
+    recipe = run.recipe.replace(activation=str(zoo.parse(run.recipe.activation)))
     return dataclasses.replace(run, recipe=recipe)
 
 
@@ -132,9 +132,9 @@ def _distinct(runs: Iterable[Run]) -> list[Run]:
     return list(found.values())
 
 
-def figure_of(run: Run, figure: str) -> float | None:
-    """The figure after the last epoch, if that is a number."""
-    value = run.history[-1].get(figure) if run.history else None
+def metric_of(run: Run, metric: str) -> float | None:
+    """The metric after the last epoch, if that is a number."""
+    value = run.history[-1].get(metric) if run.history else None
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number and value is not None else None
 

@@ -15,7 +15,7 @@ from iglu.lab.runs.folder import Row
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float:
-    """Over the layers that have the figure; NaN if none has."""
+    """Over the layers that have the metric; NaN if none has."""
     values = [
         row[name] for row in rows if isinstance(row.get(name), int | float) and math.isfinite(row[name])
     ]

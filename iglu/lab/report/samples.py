@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from iglu.lab.recipes import Recipe
-from iglu.lab.report.gather import figure_of
+from iglu.lab.report.gather import metric_of
 from iglu.lab.results.statistics import Estimate, estimate, paired_difference
 from iglu.lab.runs.folder import Run
 
@@ -30,7 +30,7 @@ class Sample:
 
     runs: tuple[Run, ...]
     differences: tuple[str, ...] = ()  # from the recipe asked for
-    left_out: tuple[str, ...] = ()  # runs that have no figure, and why
+    left_out: tuple[str, ...] = ()  # runs that have no metric, and why
 
     @property
     def recipe(self) -> Recipe:
@@ -48,11 +48,11 @@ class Sample:
     def conditions(self) -> tuple[Any, ...]:
         return (self.differences, self.epochs)
 
-    def having(self, figure: str) -> list[Run]:
-        return [run for run in self.runs if figure_of(run, figure) is not None]
+    def having(self, metric: str) -> list[Run]:
+        return [run for run in self.runs if metric_of(run, metric) is not None]
 
-    def estimate(self, figure: str) -> Estimate | None:
-        values = [value for run in self.runs if (value := figure_of(run, figure)) is not None]
+    def estimate(self, metric: str) -> Estimate | None:
+        values = [value for run in self.runs if (value := metric_of(run, metric)) is not None]
         return estimate(values) if values else None
 
     @property
@@ -112,47 +112,47 @@ def _count(failed: Sequence[Run]) -> str:
 
 
 def failure(runs: Sequence[Run]) -> str:
-    """What became of runs of which none gave a figure; empty if there are none."""
+    """What became of runs of which none gave a metric; empty if there are none."""
     if not runs:
         return ""
     return "diverged" if any(run.status == "diverged" for run in runs) else "no finished epoch"
 
 
-def difference(sample: Sample, reference: Sample, figure: str) -> Estimate | None:
+def difference(sample: Sample, reference: Sample, metric: str) -> Estimate | None:
     """Paired by seed; None without a common seed."""
-    mine, other = sample.having(figure), reference.having(figure)
+    mine, other = sample.having(metric), reference.having(metric)
     if not {run.recipe.seed for run in mine} & {run.recipe.seed for run in other}:
         return None
-    return paired_difference(mine, other, figure)
+    return paired_difference(mine, other, metric)
 
 
-def marks(column: Sequence[Sample | None], figure: str, lower_is_better: bool) -> list[Mark]:
+def marks(column: Sequence[Sample | None], metric: str, lower_is_better: bool) -> list[Mark]:
     """For each cell of a column, by the rule of ``MARKING_RULE``."""
     result: list[Mark] = [""] * len(column)
-    present = {place: sample for place, sample in enumerate(column) if sample and sample.having(figure)}
+    present = {place: sample for place, sample in enumerate(column) if sample and sample.having(metric)}
     if len({sample.conditions for sample in present.values()}) != 1:
         return result
-    means = {place: _mean(sample, figure) for place, sample in present.items()}
+    means = {place: _mean(sample, metric) for place, sample in present.items()}
     ranked = sorted(present, key=lambda place: means[place] if lower_is_better else -means[place])
     names: tuple[Mark, ...] = ("best", "second")
     for name, place, following in zip(names, ranked, ranked[1:], strict=False):
-        if not _is_clear(present[place], present[following], figure):
+        if not _is_clear(present[place], present[following], metric):
             break
         result[place] = name
     return result
 
 
-def _mean(sample: Sample, figure: str) -> float:
-    found = sample.estimate(figure)
+def _mean(sample: Sample, metric: str) -> float:
+    found = sample.estimate(metric)
     assert found is not None
     return found.mean
 
 
-def _is_clear(one: Sample, other: Sample, figure: str) -> bool:
-    paired = difference(one, other, figure)
+def _is_clear(one: Sample, other: Sample, metric: str) -> bool:
+    paired = difference(one, other, metric)
     if paired is not None and paired.seeds > 1:
         return paired.low > 0 or paired.high < 0
-    first, second = one.estimate(figure), other.estimate(figure)
+    first, second = one.estimate(metric), other.estimate(metric)
     assert first is not None
     assert second is not None
     return first.low > second.high or first.high < second.low

@@ -12,7 +12,7 @@ from iglu.lab.bench.tables import Table as BenchTable
 from iglu.lab.bench.tables import tables_of
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.cells import (
-    FIGURE_LABELS,
+    METRIC_LABELS,
     MISSING,
     NONE,
     digits_of,
@@ -68,21 +68,21 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
 # -- cells of samples --------------------------------------------------------------------------------
 
 
-def _ours_cell(sample: Sample, figure: str, mark: Mark) -> Cell:
-    found = sample.estimate(figure)
+def _ours_cell(sample: Sample, metric: str, mark: Mark) -> Cell:
+    found = sample.estimate(metric)
     if found is None:
-        return Cell("no figure", note=sample.note)
-    text = f"{found.text(digits_of(figure))} ({found.seeds})"
+        return Cell("no metric", note=sample.note)
+    text = f"{found.text(digits_of(metric))} ({found.seeds})"
     return Cell(text + (" reduced" if sample.is_reduced else ""), found.mean, mark, sample.note)
 
 
-def _difference_cell(sample: Sample, figure: str, published: paper.Published | None) -> Cell:
-    found = sample.estimate(figure)
+def _difference_cell(sample: Sample, metric: str, published: paper.Published | None) -> Cell:
+    found = sample.estimate(metric)
     if found is None or published is None:
         return NONE
     shift = published.right
     moved = found._replace(mean=found.mean - shift, low=found.low - shift, high=found.high - shift)
-    return Cell(moved.text(digits_of(figure), "+"), moved.mean)
+    return Cell(moved.text(digits_of(metric), "+"), moved.mean)
 
 
 # -- Tables 2 to 4 -------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _run_table(table: paper.Table, runs: Sequence[Run]) -> tuple[Table, set[Any]
     columns: list[list[tuple[Cell, Cell, Cell]]] = []
     used = set()
     for place, column in enumerate(table.columns):
-        label = FIGURE_LABELS[column.figure]
+        label = METRIC_LABELS[column.metric]
         headers += [(column.heading, f"{label}: {name}") for name in ("paper", "ours", "difference")]
         fixed = _distinguishing(table, column.recipe)
         candidates = {
@@ -112,17 +112,17 @@ def _run_table(table: paper.Table, runs: Sequence[Run]) -> tuple[Table, set[Any]
             for run in candidates[name]
             if sample is None or differences(run.recipe, column.recipe) == sample.differences
         }
-        marked = marks(list(chosen.values()), column.figure, column.lower_is_better)
+        marked = marks(list(chosen.values()), column.metric, column.lower_is_better)
         cells = []
         for (name, sample), mark in zip(chosen.items(), marked, strict=True):
             published = table.rows[name][place]
-            first = published_cell(published, digits_of(column.figure))
+            first = published_cell(published, digits_of(column.metric))
             if sample is None:
                 why = failure(candidates[name])
                 cells.append((first, Cell(why) if why else MISSING, NONE))
             else:
-                ours = _ours_cell(sample, column.figure, mark)
-                cells.append((first, ours, _difference_cell(sample, column.figure, published)))
+                ours = _ours_cell(sample, column.metric, mark)
+                cells.append((first, ours, _difference_cell(sample, column.metric, published)))
         columns.append(cells)
     rows = tuple(
         (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
@@ -159,20 +159,20 @@ def own_run_tables(runs: Sequence[Run]) -> list[Table]:
 def _own_run_table(setting: Recipe, of_name: dict[str, list[Run]], key: str) -> Table:
     chosen = {name: next(iter(samples(found, setting)), None) for name, found in of_name.items()}
     reference = chosen.get(REFERENCE)
-    measured = {figure for sample in filter(None, chosen.values()) for figure in sample.runs[0].history[-1]}
-    shown = [figure for figure in FIGURE_LABELS if figure in measured and figure != "train_loss"]
+    measured = {metric for sample in filter(None, chosen.values()) for metric in sample.runs[0].history[-1]}
+    shown = [metric for metric in METRIC_LABELS if metric in measured and metric != "train_loss"]
     headers = [("", "activation")]
     columns: list[list[tuple[Cell, Cell]]] = []
-    for figure in shown:
-        headers += [(FIGURE_LABELS[figure], "ours"), (FIGURE_LABELS[figure], "minus ReLU")]
-        marked = marks(list(chosen.values()), figure, figure in ("test_loss", "perplexity"))
+    for metric in shown:
+        headers += [(METRIC_LABELS[metric], "ours"), (METRIC_LABELS[metric], "minus ReLU")]
+        marked = marks(list(chosen.values()), metric, metric in ("test_loss", "perplexity"))
         cells = []
         for (name, sample), mark in zip(chosen.items(), marked, strict=True):
             if sample is None:
                 cells.append((Cell(failure(of_name[name])), NONE))
             else:
-                ours = _ours_cell(sample, figure, mark)
-                cells.append((ours, _beside_reference(name, sample, reference, figure)))
+                ours = _ours_cell(sample, metric, mark)
+                cells.append((ours, _beside_reference(name, sample, reference, metric)))
         columns.append(cells)
     rows = tuple(
         (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
@@ -187,13 +187,13 @@ def _own_run_table(setting: Recipe, of_name: dict[str, list[Run]], key: str) -> 
     return Table(key, f"Our own runs: {setting_label(setting)}", tuple(headers), rows, notes)
 
 
-def _beside_reference(name: str, sample: Sample, reference: Sample | None, figure: str) -> Cell:
+def _beside_reference(name: str, sample: Sample, reference: Sample | None, metric: str) -> Cell:
     if name == REFERENCE or reference is None or sample.epochs != reference.epochs:
         return NONE
-    found = difference(sample, reference, figure)
+    found = difference(sample, reference, metric)
     if found is None:
         return NONE
-    return Cell(found.text(digits_of(figure), "+"), found.mean)
+    return Cell(found.text(digits_of(metric), "+"), found.mean)
 
 
 # -- the rest ------------------------------------------------------------------------------------------

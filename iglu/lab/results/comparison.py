@@ -18,7 +18,7 @@ class Summary(NamedTuple):
 
     setting: str
     activation: str
-    figure: str
+    metric: str
     mean: Estimate
     differences: dict[str, Estimate]  # by reference, over the seeds that both have
 
@@ -29,15 +29,15 @@ def setting_of(recipe: Recipe) -> Recipe:
     execution = recipe.as_dict().keys() - recipe.identity().keys()
     same = {name: getattr(plain, name) for name in ("activation", "seed", *execution)}
     if recipe.last_epoch < recipe.epochs:
-        same["stop_after"] = recipe.last_epoch  # figures of another epoch
-    return recipe.but(**same)
+        same["stop_after"] = recipe.last_epoch  # metrics of another epoch
+    return recipe.replace(**same)
 
 
 def setting_label(recipe: Recipe) -> str:
     """The recipe's name and what differs from the recipe of that name.
 
     >>> from iglu.lab.recipes import get_recipe
-    >>> setting_label(get_recipe("digits-lt").but(ratio=100.0, activation="gelu"))
+    >>> setting_label(get_recipe("digits-lt").replace(ratio=100.0, activation="gelu"))
     'digits-lt ratio=100'
     """
     words = [recipe.name, *(f"{name}={value}" for name, value in recipe.differences().items())]
@@ -62,14 +62,14 @@ def by_setting(runs: Iterable[Run]) -> dict[Recipe, dict[str, list[Run]]]:
 
 
 def summarise(
-    runs: Iterable[Run], figure: str | None = None, references: Sequence[str] = REFERENCES
+    runs: Iterable[Run], metric: str | None = None, references: Sequence[str] = REFERENCES
 ) -> list[Summary]:
-    """Means over the seeds of sound runs and seed-paired differences, in every setting; of ``figure``, or of
+    """Means over the seeds of sound runs and seed-paired differences, in every setting; of ``metric``, or of
     the one that tables show."""
     rows = []
     for setting, activations in by_setting(run for run in runs if run.is_sound).items():
         for activation, mine in activations.items():
-            shown = mine[0].figure if figure is None else figure
+            shown = mine[0].metric if metric is None else metric
             having = {
                 name: [run for run in group if shown in run.last] for name, group in activations.items()
             }

@@ -27,9 +27,9 @@ def run_row(run: Run) -> dict[str, Any]:
         "seed": recipe.seed,
         "epochs": len(run.history),
         "of": recipe.last_epoch,
-        "figure": run.figure if has_epochs else None,
-        "last": run.last[run.figure] if has_epochs else None,
-        "best_on_test_set": run.best[run.figure] if has_epochs else None,
+        "metric": run.metric if has_epochs else None,
+        "last": run.last[run.metric] if has_epochs else None,
+        "best_on_test_set": run.best[run.metric] if has_epochs else None,
         "best_epoch": run.best["epoch"] if has_epochs else None,
         "seconds": round(run_seconds(run), 1),
         "folder": str(run.folder),
@@ -51,24 +51,24 @@ def runs_table(runs: Sequence[Run]) -> Table:
     for title in ("seed", "epochs", "last", "best*", "in"):
         table.add_column(title, justify="right")
     for row in map(run_row, runs):
-        figures = ("", "", "")
-        if row["figure"] is not None:
-            unit = "" if row["figure"] == "perplexity" else "%"
-            figures = (
+        metrics = ("", "", "")
+        if row["metric"] is not None:
+            unit = "" if row["metric"] == "perplexity" else "%"
+            metrics = (
                 f"{row['last']:.2f}{unit}", f"{row['best_on_test_set']:.2f}{unit}", str(row["best_epoch"])
             )  # fmt: skip
         table.add_row(
             row["status"], row["recipe"], row["activation"], str(row["seed"]), f"{row['epochs']}/{row['of']}",
-            *figures, style=None if row["status"] == "finished" else "dim",
+            *metrics, style=None if row["status"] == "finished" else "dim",
         )  # fmt: skip
     return table
 
 
 def summary_tables(rows: Iterable[Summary]) -> Iterator[Table]:
-    """One for each setting and figure."""
-    for (setting, figure), group in itertools.groupby(rows, key=lambda row: (row.setting, row.figure)):
+    """One for each setting and metric."""
+    for (setting, metric), group in itertools.groupby(rows, key=lambda row: (row.setting, row.metric)):
         table = Table(
-            title=f"{setting}: {figure} of the last epoch, mean and 95% interval over seeds",
+            title=f"{setting}: {metric} of the last epoch, mean and 95% interval over seeds",
             box=SIMPLE_HEAD, pad_edge=False, title_justify="left",
         )  # fmt: skip
         table.add_column("activation", no_wrap=True)

@@ -86,8 +86,8 @@ def holm(chances: Mapping[str, float]) -> dict[str, float]:
     return raised
 
 
-def paired_difference(runs: Sequence[Run], reference: Sequence[Run], figure: str) -> Estimate:
-    """The figure of ``runs`` minus that of ``reference``, seed by seed: what the seeds share (the data's
+def paired_difference(runs: Sequence[Run], reference: Sequence[Run], metric: str) -> Estimate:
+    """The metric of ``runs`` minus that of ``reference``, seed by seed: what the seeds share (the data's
     order, the long tail's choice) cancels, so that the interval is narrower than that of either mean."""
-    other = {run.recipe.seed: run.last[figure] for run in reference}
-    return estimate(run.last[figure] - other[run.recipe.seed] for run in runs if run.recipe.seed in other)
+    other = {run.recipe.seed: run.last[metric] for run in reference}
+    return estimate(run.last[metric] - other[run.recipe.seed] for run in runs if run.recipe.seed in other)

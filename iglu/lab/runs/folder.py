@@ -27,7 +27,7 @@ Row = dict[str, Any]
 RECIPE, PROVENANCE, METRICS, STATE = "recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json"
 
 # One of these is in the line of every epoch, by the kind of data and whether it ended with an evaluation.
-FIGURES = frozenset(("train_loss", "test_acc", "perplexity"))
+SHOWN_METRICS = frozenset(("train_loss", "test_acc", "perplexity"))
 
 # What differs between two runs that are equal: time, and what is made of it.
 TIMINGS = ("seconds", "test_seconds", "rate")
@@ -44,14 +44,14 @@ class Run:
     message: str = ""
 
     @property
-    def figure(self) -> str:
-        """The name of the figure that tables show."""
+    def metric(self) -> str:
+        """The name of the metric that tables show."""
         return "perplexity" if any("perplexity" in row for row in self.history) else "test_acc"
 
     @property
     def evaluated(self) -> tuple[Row, ...]:
         """The epochs that ended with an evaluation; the last of a run always does."""
-        return tuple(row for row in self.history if self.figure in row)
+        return tuple(row for row in self.history if self.metric in row)
 
     @property
     def last(self) -> Row:
@@ -65,8 +65,8 @@ class Run:
         """The best epoch by the test set itself: flattering, to be shown beside the last and marked."""
         if not self.evaluated:
             raise ValueError(f"{self.folder} has no finished epoch that was evaluated")
-        sign = -1 if self.figure == "perplexity" else 1
-        return max(self.evaluated, key=lambda row: float(sign * row[self.figure]))
+        sign = -1 if self.metric == "perplexity" else 1
+        return max(self.evaluated, key=lambda row: float(sign * row[self.metric]))
 
     def is_done_for(self, recipe: Recipe) -> bool:
         """Whether nothing is left to do for ``recipe``, which may ask for more epochs than this run's: it
@@ -136,7 +136,7 @@ def _history(path: Path, bad_lines: list[str]) -> tuple[Row, ...]:
     for number, line in enumerate(_text(path).splitlines(), start=1):
         row = _epoch(line)
         if row is None:
-            bad_lines.append(f"line {number} of {path} is not an epoch's figures")
+            bad_lines.append(f"line {number} of {path} is not an epoch's metrics")
         else:
             rows.append(row)
     return tuple(rows)
@@ -148,7 +148,7 @@ def _epoch(line: str) -> Row | None:
     except ValueError:
         return None
     is_epoch = isinstance(row, dict) and isinstance(row.get("epoch"), int)
-    return row if is_epoch and not FIGURES.isdisjoint(row) else None
+    return row if is_epoch and not SHOWN_METRICS.isdisjoint(row) else None
 
 
 def _text(path: Path) -> str:

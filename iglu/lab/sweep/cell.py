@@ -30,7 +30,7 @@ class Progress(NamedTuple):
     epoch: int  # the one it is in, from 1
     epochs: int
     share: float  # of all its steps
-    text: str  # figures and speed
+    text: str  # metrics and speed
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Relay(Observer):
             return False
         self.last = now
         recipe = training.recipe
-        figures = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.figures.items()]
+        metrics = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.metrics.items()]
         speed = f"{training.rate:,.0f} {training.task.unit}/s"
         share = training.total_steps / (recipe.last_epoch * training.steps)
         return self.report(
-            Progress(training.epoch + 1, recipe.last_epoch, share, ", ".join([*figures, speed]))
+            Progress(training.epoch + 1, recipe.last_epoch, share, ", ".join([*metrics, speed]))
         )
 
 

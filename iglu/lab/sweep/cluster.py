@@ -1,7 +1,7 @@
 """The same cells on a Ray cluster: a task each, begun again when its worker or its node dies.
 
 Where the folder of runs is shared by the nodes, a cell that is begun again goes on from its checkpoint;
-where it is not, it starts anew, and its figures (not its weights) are brought to this machine.
+where it is not, it starts anew, and its metrics (not its weights) are brought to this machine.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def durations(
             epoch, source = math.fsum(measured[key]) / len(measured[key]), "runs in the folder"
         else:
             # The size of the data does not change the speed.
-            network = _cost(cell.but(ratio=1.0, profile="exponential", epoch_steps=None))
+            network = _cost(cell.replace(ratio=1.0, profile="exponential", epoch_steps=None))
             if network not in timed:
                 timed[network] = _speed(cell, data)
             epoch, source = _epoch_seconds(cell, timed[network], data), "a few steps, roughly"
@@ -149,7 +149,7 @@ def _speed(recipe: Recipe, data: Path | str | None) -> _Speed | None:
     device = torch.device("cuda" if is_cuda else "cpu")
     # A part of a row of text costs its part of the time, but for attention, a tenth at 1,024 tokens.
     short = min(recipe.context, _TOKENS_A_ROW)
-    part = recipe.but(context=short)
+    part = recipe.replace(context=short)
     try:
         task = _stand_in(part, device) or load_task(part, data, device)
     except (OSError, ValueError, ImportError):

@@ -52,7 +52,7 @@ class Grid(NamedTuple):
     @property
     def cells(self) -> tuple[Recipe, ...]:
         """The seeds outermost, so that a whole picture appears early."""
-        cells = (recipe.but(seed=seed) for seed in self.seeds for recipe in self.recipes)
+        cells = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
         return tuple(dict.fromkeys(cells))
 
 
@@ -74,12 +74,12 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
 
 
 def _one_thread(recipe: Recipe) -> Recipe:
-    return recipe.but(threads=1) if recipe.threads is None else recipe
+    return recipe.replace(threads=1) if recipe.threads is None else recipe
 
 
 def _table(number: int) -> Grid:
     table = paper.run_table(number)
-    recipes = [recipe.but(activation=name) for recipe in table.recipes for name in table.rows]
+    recipes = [recipe.replace(activation=name) for recipe in table.recipes for name in table.rows]
     return Grid(f"Table {number}: {table.caption}", tuple(recipes), tuple(range(SEEDS)))
 
 
@@ -115,7 +115,7 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise ValueError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
     bases = [_but(get_recipe(name), choice) for name in names for choice in _choices(fields)]
-    recipes = tuple(base.but(activation=activation) for base in bases for activation in activations)
+    recipes = tuple(base.replace(activation=activation) for base in bases for activation in activations)
     return Grid(title, recipes, tuple(seeds), _plan(content.get("plan"), activations))
 
 
@@ -157,7 +157,7 @@ def _but(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             raise ValueError(
                 f"{name} cannot be set: a cell has one process; for more, torchrun and iglu train"
             )
-    changed = recipe.but(**{name: checked(name, value) for name, value in changes.items()})
+    changed = recipe.replace(**{name: checked(name, value) for name, value in changes.items()})
     check_choice("model", changed.model, MODELS)
     return changed
 

@@ -75,10 +75,10 @@ class Training:
         return self.epoch * self.steps + self.step
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Of the training set, over this epoch so far."""
         sums = self.sums
-        return self.task.train_figures(sums["loss"], sums["weight"], sums["correct"], int(sums["samples"]))
+        return self.task.train_metrics(sums["loss"], sums["weight"], sums["correct"], int(sums["samples"]))
 
     @property
     def rate(self) -> float:
@@ -245,7 +245,7 @@ class Loop:
             "epoch": training.epoch + 1,
             "step": training.total_steps,
             "lr": self.optimizer.param_groups[0]["lr"],
-            **training.figures,
+            **training.metrics,
         }
         sigmas = learned_sigmas(training.model)
         if sigmas:
@@ -277,7 +277,7 @@ class Loop:
             sums = self.task.evaluate(outputs, targets).cpu().double()
             total = sums if total is None else total + sums
         assert total is not None
-        return self.task.test_figures(self._summed(total))
+        return self.task.test_metrics(self._summed(total))
 
     def _summed(self, values: Tensor) -> list[float]:
         """Over all processes."""

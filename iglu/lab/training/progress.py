@@ -18,7 +18,7 @@ from iglu.lab.training.loop import Observer, Training
 
 
 def describe(row: Row) -> str:
-    """An epoch's figures in one line."""
+    """An epoch's metrics in one line."""
     parts = [f"epoch {row['epoch']:>3}", f"train loss {row['train_loss']:.4f}"]
     if "train_acc" in row:
         parts.append(f"train acc {row['train_acc']:.2f}%")
@@ -40,11 +40,11 @@ def conclude(run: Run) -> str:
     head = f"{run.status}" + (f" {run.message}" if run.status == "stopped" else "")
     if not run.evaluated:
         return head
-    figure, unit = ("perplexity", "") if run.figure == "perplexity" else ("test acc", "%")
+    metric, unit = ("perplexity", "") if run.metric == "perplexity" else ("test acc", "%")
     last, best = run.last, run.best
     return (
-        f"{head}: {figure} {last[run.figure]:.2f}{unit} in the last epoch, {last['epoch']}; "
-        f"best (chosen on the test set) {best[run.figure]:.2f}{unit} in epoch {best['epoch']}"
+        f"{head}: {metric} {last[run.metric]:.2f}{unit} in the last epoch, {last['epoch']}; "
+        f"best (chosen on the test set) {best[run.metric]:.2f}{unit} in epoch {best['epoch']}"
     )
 
 
@@ -77,9 +77,9 @@ class Display(Observer):
             self.bar.start()
 
     def stepped(self, training: Training) -> bool:
-        figures = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.figures.items()]
+        metrics = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.metrics.items()]
         speed = f"{training.rate:,.0f} {training.task.unit}/s"
-        text = " | ".join([f"epoch {training.epoch + 1}", *figures, speed])
+        text = " | ".join([f"epoch {training.epoch + 1}", *metrics, speed])
         if self.bar is not None:
             self.bar.update(self.line, completed=training.total_steps, description=text)
         elif time.monotonic() - self.last_line > 60:
@@ -105,7 +105,7 @@ class Display(Observer):
 
 
 class TensorBoard(Observer):
-    """Writes every figure of an epoch for TensorBoard, into the run's folder."""
+    """Writes every metric of an epoch for TensorBoard, into the run's folder."""
 
     def __init__(self) -> None:
         self.writer: Any = None

@@ -1,4 +1,4 @@
-"""What images and text differ in: data, model, batches and figures.  The training loop knows neither.
+"""What images and text differ in: data, model, batches and metrics.  The training loop knows neither.
 
 A new model is a row of ``MODELS``; a new image set is a row of ``IMAGE_SETS``; text needs no row, a path in
 the data folder is enough.
@@ -93,11 +93,11 @@ class Task(ABC):
         """Sums of a test batch, to be added up over batches and processes."""
 
     @abstractmethod
-    def test_figures(self, sums: list[float]) -> dict[str, float]:
+    def test_metrics(self, sums: list[float]) -> dict[str, float]:
         """Sample means, from those sums."""
 
     @abstractmethod
-    def train_figures(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
+    def train_metrics(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
         """Sample means, from an epoch's sums."""
 
     def make_activation(self) -> nn.Module:
@@ -170,10 +170,10 @@ class ImageTask(Task):
             ]
         )
 
-    def test_figures(self, sums: list[float]) -> dict[str, float]:
+    def test_metrics(self, sums: list[float]) -> dict[str, float]:
         right = torch.tensor(sums[1 : 1 + self.classes], dtype=torch.float64)
         there = torch.tensor(sums[1 + self.classes :], dtype=torch.float64)
-        figures = {
+        metrics = {
             "test_loss": sums[0] / there.sum().item(),
             "test_acc": 100 * (right.sum() / there.sum()).item(),
         }
@@ -182,10 +182,10 @@ class ImageTask(Task):
             for index, shot in enumerate(SHOTS):
                 is_in = shots == index
                 if is_in.any():
-                    figures[f"test_acc_{shot}"] = 100 * (right[is_in].sum() / there[is_in].sum()).item()
-        return figures
+                    metrics[f"test_acc_{shot}"] = 100 * (right[is_in].sum() / there[is_in].sum()).item()
+        return metrics
 
-    def train_figures(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
+    def train_metrics(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
         return {"train_loss": loss / weight, "train_acc": 100 * correct / samples}
 
     def _normalise(self, images: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class TextTask(Task):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Score:
         loss = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
-        return Score(loss, loss.new_zeros(()))  # a pass over 50,257 logits for a figure nobody reads
+        return Score(loss, loss.new_zeros(()))  # a pass over 50,257 logits for a metric nobody reads
 
     def test_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         size = max(self.recipe.batch // self.recipe.accumulate, 1)
@@ -236,7 +236,7 @@ class TextTask(Task):
         counts = (targets.numel(), self.lengths[targets].sum().item())
         return torch.stack([loss, *map(loss.new_tensor, map(float, counts))])
 
-    def test_figures(self, sums: list[float]) -> dict[str, float]:
+    def test_metrics(self, sums: list[float]) -> dict[str, float]:
         """Perplexity is of a tokenizer's own tokens; bits a byte compare between tokenizers."""
         total, tokens, length = sums
         loss = total / tokens
@@ -246,7 +246,7 @@ class TextTask(Task):
             "bits_per_byte": total / math.log(2) / length,
         }
 
-    def train_figures(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
+    def train_metrics(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
         return {"train_loss": loss / weight, "train_perplexity": _exp(loss / weight)}
 
     def _shifted(self, blocks: Tensor) -> tuple[Tensor, Tensor]:

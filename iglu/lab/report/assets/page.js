@@ -250,9 +250,9 @@ function bandOf({ epochs, low, high }, fillcolor) {
 }
 
 function curvesChart() {
-  const [recipe, figure] = [byId("recipe").value, byId("figure").value];
+  const [recipe, metric] = [byId("recipe").value, byId("metric").value];
   const chosen = DATA.curves.filter(
-    (curve) => curve.recipe === recipe && curve.figure === figure && !hiddenCurves.has(curve.label),
+    (curve) => curve.recipe === recipe && curve.metric === metric && !hiddenCurves.has(curve.label),
   );
   const bands = chosen
     .filter((curve) => curve.seeds > 1)
@@ -268,11 +268,11 @@ function curvesChart() {
   return {
     traces: bands.concat(lines),
     layout: {
-      uirevision: `${recipe} ${figure}`,
+      uirevision: `${recipe} ${metric}`,
       xaxis: { title: { text: "epoch" }, zeroline: false },
-      yaxis: { title: { text: plain(figure.replaceAll("_", " ")) }, zeroline: false },
+      yaxis: { title: { text: plain(metric.replaceAll("_", " ")) }, zeroline: false },
     },
-    label: `${figure} of ${recipe} by epoch: ${chosen.map((curve) => curve.label).join(", ")}`,
+    label: `${metric} of ${recipe} by epoch: ${chosen.map((curve) => curve.label).join(", ")}`,
   };
 }
 
@@ -280,10 +280,10 @@ const updateCurves = () => draw(byId("curves-chart"), curvesChart);
 
 function chooseRecipe() {
   const ofRecipe = DATA.curves.filter((curve) => curve.recipe === byId("recipe").value);
-  const figures = [...new Set(ofRecipe.map((curve) => curve.figure))];
-  const before = byId("figure").value;
-  byId("figure").replaceChildren(...figures.map((name) => new Option(name.replaceAll("_", " "), name)));
-  if (figures.includes(before)) byId("figure").value = before;
+  const metrics = [...new Set(ofRecipe.map((curve) => curve.metric))];
+  const before = byId("metric").value;
+  byId("metric").replaceChildren(...metrics.map((name) => new Option(name.replaceAll("_", " "), name)));
+  if (metrics.includes(before)) byId("metric").value = before;
   const chips = [...new Set(ofRecipe.map((curve) => curve.label))].map((label) =>
     chip(
       { label, style: curveStyles.get(label), isChecked: !hiddenCurves.has(label) },
@@ -299,7 +299,7 @@ function chooseRecipe() {
 
 if (DATA.curves.length) {
   byId("recipe").addEventListener("change", chooseRecipe);
-  byId("figure").addEventListener("change", updateCurves);
+  byId("metric").addEventListener("change", updateCurves);
   chooseRecipe();
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
-from iglu.lab.report.cells import FIGURE_LABELS
+from iglu.lab.report.cells import METRIC_LABELS
 from iglu.lab.report.content import Curve
-from iglu.lab.report.curves import FIGURES
+from iglu.lab.report.curves import CURVED
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered, ProbeRecord
 from iglu.lab.report.samples import Sample, samples
@@ -75,28 +75,28 @@ def _all_curves(curves: Sequence[Curve]) -> Iterator[Drawing]:
     recipes = dict.fromkeys(curve.recipe for curve in curves if len(curve.epochs) > 1)
     for recipe in recipes:
         mine = [curve for curve in curves if curve.recipe == recipe]
-        figures = [name for name in FIGURES if any(curve.figure == name for curve in mine)][:3]
+        metrics = [name for name in CURVED if any(curve.metric == name for curve in mine)][:3]
         seeds = sorted({curve.seeds for curve in mine})
         count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         yield Drawing(
             _key(f"curves-{recipe}"),
             f"Training: {recipe}",
-            f"{', '.join(FIGURE_LABELS[name] for name in figures)} over epochs for "
+            f"{', '.join(METRIC_LABELS[name] for name in metrics)} over epochs for "
             f"{len({curve.activation for curve in mine})} activations: mean over {count} seeds, and where "
             "there are several the 95% t-interval as a band.",
-            functools.partial(_draw_curves, mine, figures),
+            functools.partial(_draw_curves, mine, metrics),
         )
 
 
-def _draw_curves(curves: Sequence[Curve], figures: Sequence[str]) -> Any:
+def _draw_curves(curves: Sequence[Curve], metrics: Sequence[str]) -> Any:
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(curve.activation for curve in curves))
     shown = names[:_MOST_LINES]
-    figure, axes = plt.subplots(1, len(figures), figsize=(3.3 * len(figures), 3.5), squeeze=False)
-    for axis, name in zip(axes[0], figures, strict=True):
+    figure, axes = plt.subplots(1, len(metrics), figsize=(3.3 * len(metrics), 3.5), squeeze=False)
+    for axis, name in zip(axes[0], metrics, strict=True):
         for curve in curves:
-            if curve.figure != name or curve.activation not in shown:
+            if curve.metric != name or curve.activation not in shown:
                 continue
             style = line(curve.activation)
             axis.plot(curve.epochs, curve.mean, label=zoo.parse(curve.activation).label, **style)
@@ -104,8 +104,8 @@ def _draw_curves(curves: Sequence[Curve], figures: Sequence[str]) -> Any:
                 axis.fill_between(
                     curve.epochs, curve.low, curve.high, color=style["color"], alpha=0.12, linewidth=0
                 )
-        _keep_to_means(axis, [curve for curve in curves if curve.figure == name])
-        axis.set(xlabel="epoch", title=FIGURE_LABELS[name])
+        _keep_to_means(axis, [curve for curve in curves if curve.metric == name])
+        axis.set(xlabel="epoch", title=METRIC_LABELS[name])
         axis.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = axes[0][0].get_legend_handles_labels()
     left_out = f" ({len(names) - len(shown)} more in the tables)" if len(names) > len(shown) else ""
@@ -132,7 +132,7 @@ def _all_shots(found: Gathered) -> Iterator[Drawing]:
         chosen: dict[str, Sample] = {}
         for name, runs in by_activation.items():
             sample = next(iter(samples(runs, setting)), None)
-            if sample is not None and all(sample.having(figure) for figure in _SHOTS):
+            if sample is not None and all(sample.having(metric) for metric in _SHOTS):
                 chosen[name] = sample
         if chosen:
             yield Drawing(
@@ -158,7 +158,7 @@ def _draw_shots(chosen: dict[str, Sample]) -> Any:
                 # Vermilion and black bars need a whisker that shows on both.
                 for colour, width in (("white", 3.4), (OTHER if activation == "relu" else BLACK, 1.2)):
                     axis.plot([found.low, found.high], [place, place], color=colour, linewidth=width)
-        axis.set(xlabel=FIGURE_LABELS[name], xlim=(0, 103))
+        axis.set(xlabel=METRIC_LABELS[name], xlim=(0, 103))
         axis.grid(axis="y", visible=False)
         axis.tick_params(axis="y", length=0)
     axes[0].set_yticks(range(len(chosen)), [zoo.parse(name).label for name in chosen])

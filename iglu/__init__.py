@@ -2,6 +2,7 @@
 
 from iglu import integrations
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
+from iglu.intervals import bounds
 from iglu.inverse import iglu_inverse, iglu_log_slope
 from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
@@ -17,6 +18,7 @@ __all__ = [
     "Probe",
     "Suggestion",
     "backend",
+    "bounds",
     "create",
     "explain",
     "gain",

@@ -20,9 +20,10 @@ def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
 
 
 def test_vit_attends_as_the_formula_says() -> None:
-    config = ViTConfig(image=8, patch=4, width=12, heads=3, layers=1, dropout=0.0)
+    config = ViTConfig(image=12, patch=4, width=12, heads=3, layers=1, dropout=0.0)
     model = ViT(config, classes=4).eval().double()
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    assert model.positions.shape == (1 + 9, 12)
     block = model.blocks[0]
     x = F.conv2d(images, model.patches.weight, model.patches.bias, stride=4).flatten(2).transpose(1, 2)
     x = torch.cat(
@@ -38,3 +39,11 @@ def test_vit_attends_as_the_formula_says() -> None:
     x = x + block.attention.out(torch.cat(heads, -1))
     x = x + block.down(F.gelu(block.up(block.norm2(x))))
     torch.testing.assert_close(model(images), model.head(x[:, 0]))
+
+
+def test_the_class_token_starts_as_a_standard_normal() -> None:
+    torch.manual_seed(0)
+    token = ViT(ViTConfig(width=4_800, layers=0)).class_token
+    assert token.shape == (1, 1, 4_800)
+    assert 0.95 < token.std().item() < 1.05
+    assert abs(token.mean().item()) < 0.05

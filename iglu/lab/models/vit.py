@@ -59,7 +59,7 @@ class ViT(nn.Module):
         self.config = config = ViTConfig() if config is None else config
         self.patches = nn.Conv2d(3, config.width, config.patch, stride=config.patch)
         self.norm = layer_norm(config.width, norm)
-        self.class_token = nn.Parameter(torch.randn(1, 1, config.width) * 0.02)
+        self.class_token = nn.Parameter(torch.randn(1, 1, config.width))
         count = (config.image // config.patch) ** 2 + 1
         # A function of the sizes, so no part of a checkpoint.
         self.register_buffer("positions", sinusoidal_positions(count, config.width), persistent=False)

@@ -337,6 +337,42 @@ def test_text_saved_by_datasets_gives_the_tokens_of_the_files(tmp_path: Path) ->
         assert ours.tolist() == theirs.tolist()
 
 
+_IN_FILES = [" \n", " = Title = \n", " \n", " One line . \n"]
+_ON_THE_HUB = ["", " = Title = \n", "", " One line . \n"]
+
+
+@pytest.mark.parametrize("source", ["files", "hub"])
+def test_wikitext_is_the_same_text_wherever_it_comes_from(source: str, tmp_path: Path) -> None:
+    folder = tmp_path / "wikitext-2"
+    folder.mkdir()
+    if source == "hub":
+        datasets = pytest.importorskip("datasets")
+        column = datasets.Dataset.from_dict({"text": _ON_THE_HUB})
+        names = ("train", "validation", "test")
+        datasets.DatasetDict(dict.fromkeys(names, column)).save_to_disk(str(folder))
+    for split in text.SPLITS if source == "files" else ():
+        (folder / f"{split}.txt").write_text("".join(_IN_FILES))
+    data = text.load("wikitext-2", tmp_path, "bytes", tmp_path / "cache")
+    assert [bytes(part.tolist()).decode() for part in data[:3]] == ["".join(_ON_THE_HUB)] * 3
+
+
+def test_of_another_text_blank_lines_stay(tmp_path: Path) -> None:
+    (tmp_path / "verses").mkdir()
+    for split in text.SPLITS:
+        (tmp_path / "verses" / f"{split}.txt").write_text("one\n\n two\n \n")
+    data = text.load("verses", tmp_path, "bytes", tmp_path / "cache")
+    assert bytes(data.test.tolist()).decode() == "one\n\n two\n \n"
+
+
+def test_the_test_text_of_wikitext_has_the_292943_tokens_of_the_hub(tmp_path: Path) -> None:
+    folder = _folder_with("gpt2-bpe", "wikitext-2")
+    (tmp_path / "wikitext-2").mkdir()
+    for split in text.SPLITS:  # the training text would take a while
+        shutil.copy(folder / "wikitext-2" / "test.txt", tmp_path / "wikitext-2" / f"{split}.txt")
+    shutil.copytree(folder / "gpt2-bpe", tmp_path / "gpt2-bpe")
+    assert len(text.load("wikitext-2", tmp_path, "gpt2", tmp_path / "cache").test) == 292_943
+
+
 def test_a_plain_file_is_cut_into_disjoint_splits_that_make_up_the_whole(tmp_path: Path) -> None:
     content = "".join(f"line {number}: naïve\n" for number in range(400))
     (tmp_path / "book.txt").write_text(content, encoding="utf-8")

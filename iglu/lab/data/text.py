@@ -67,9 +67,13 @@ class TextSet(NamedTuple):
 
 def load(name: str, root: Path, tokenizer: str, cache: Path) -> TextSet:
     """``"python"`` (embedded), ``"wikitext-103"``, ``"wikitext-2"`` or another folder of three splits inside
-    ``root``, or a plain text file: its path."""
+    ``root``, or a plain text file: its path.  Of WikiText a blank line is empty wherever it comes from: its
+    files have a space and an end of line there, the form on the hub, which the paper's runs read, nothing."""
     coder = load_tokenizer(tokenizer, root)
-    splits = {split: _tokenised(lines, coder, cache) for split, lines in _sources(name, root).items()}
+    sources = _sources(name, root)
+    if Path(name).name.startswith("wikitext"):
+        sources = {split: functools.partial(_without_blank_lines, lines) for split, lines in sources.items()}
+    splits = {split: _tokenised(lines, coder, cache) for split, lines in sources.items()}
     return TextSet(splits["train"], splits["valid"], splits["test"], coder.vocabulary, coder.lengths)
 
 
@@ -116,6 +120,10 @@ def _split_file(folder: Path, split: str) -> Path:
 def _lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", newline="\n") as file:
         yield from file
+
+
+def _without_blank_lines(lines: Lines) -> Iterator[str]:
+    return (line for line in lines() if not line.isspace())
 
 
 def _columns(dataset: object) -> dict[str, Lines]:

@@ -64,6 +64,7 @@ def test_table_5_has_each_network_with_and_without_normalisation():
         ("resnet20", False), ("gpt2-small", False), ("vit-tiny", False),
     ]  # fmt: skip
     assert [row.alpha and row.alpha.printed for row in rows] == [10.4, 20.7, 23.2, 11.28, None, None]
+    assert [row.recipe.dataset for row in rows] == ["cifar100", "wikitext-103", "cifar100"] * 2
 
 
 def test_a_table_that_has_no_runs_is_refused():

@@ -78,6 +78,28 @@ def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp
     assert "yes" in shown
 
 
+@pytest.mark.parametrize(("name", "rows"), [("digits", 128), ("gpt2-python", 16)])
+@pytest.mark.parametrize("batch", [8, 200])
+def test_the_probe_takes_the_papers_batch_whatever_the_run_had(name, rows, batch, tmp_path, monkeypatch):
+    pytest.importorskip("lightning_fabric")
+    pytest.importorskip("sklearn")
+    from iglu.lab.recipes import RECIPES
+    from iglu.lab.training.loop import fit
+    from iglu.lab.training.tails import TailObserver
+    from iglu.tails import gaussian_index
+
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    recipe = RECIPES[name].replace(epochs=1, epoch_steps=1, batch=batch, context=32, threads=1)
+    run = fit(recipe, out=tmp_path / "runs", observers=[TailObserver()])
+    numbers = rows * (16 * 8 * 8 if name == "digits" else 31 * 256)  # of the first activation
+    first = next(iter(run.last["tails"].values()))
+    assert first["gaussian"] == pytest.approx(gaussian_index("hill", numbers, 100).alpha)
+    flags = ["--batches", "1", "--no-pictures", "--out", str(tmp_path)]
+    assert command.main([str(run.folder), *flags]) == 0
+    body = json.loads((tmp_path / run.folder.name / "probe.json").read_text())
+    assert body["first_batch"][0]["n"] == numbers
+
+
 def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
     pytest.importorskip("sklearn")

@@ -258,7 +258,7 @@ def write_probe(folder: Path, name: str, excess: float, **more: Any) -> None:
 
 
 def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(tmp_path):
-    recipe = CIFAR.replace(activation="iglu:0.1")
+    recipe = RECIPES["resnet20-cifar100"].replace(activation="iglu:0.1")
     write_probe(tmp_path, "resnet", 2.0, recipe=recipe.as_dict())
     write_probe(tmp_path, "mine", 1.5)
     tables = all_tables(gather([tmp_path]))

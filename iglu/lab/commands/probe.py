@@ -143,7 +143,7 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
         yield Subject(
             run.folder.name,
             run.load_model(flags.data),
-            task.test_batches(),
+            task.probe_batches(),
             "yes" if run.recipe.norm else "no",
             f"the run is {run.status}" if run.status != "finished" else "",
             run.recipe,

@@ -26,7 +26,7 @@ class TailObserver(Observer):
     def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
         if row["epoch"] % self.every and row["epoch"] != training.recipe.last_epoch:
             return {}
-        found = probe(training.model, itertools.islice(training.task.test_batches(), self.batches), k=self.k)
+        found = probe(training.model, itertools.islice(training.task.probe_batches(), self.batches), k=self.k)
         kept = ("alpha", "gaussian", "excess", "excess_low", "excess_high", "scale")
         return {"tails": {each["layer"]: {name: each.get(name) for name in kept} for each in found.rows()}}
 

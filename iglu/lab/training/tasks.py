@@ -62,6 +62,7 @@ class Task(ABC):
     unit: str  # what the speed is counted in
     units_a_sample: int
     samples: int  # in the training set
+    probed: int  # samples in a batch of the tail probe, as many as the paper's, since an index depends on it
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe = recipe
@@ -84,9 +85,19 @@ class Task(ABC):
     def score(self, outputs: Tensor, targets: Tensor) -> Score:
         """The summed training loss, and how many targets were met."""
 
-    @abstractmethod
     def test_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the test set."""
+        return self._test_batches(
+            slice(rank, None, world), max(self.recipe.batch // self.recipe.accumulate, 1)
+        )
+
+    def probe_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test set in batches of the tail probe."""
+        return self._test_batches(slice(None), self.probed)
+
+    @abstractmethod
+    def _test_batches(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """These samples of the test set, in batches of that size."""
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -111,6 +122,7 @@ class Task(ABC):
 class ImageTask(Task):
     unit = "images"
     units_a_sample = 1
+    probed = 128
 
     def __init__(self, recipe: Recipe, device: torch.device, root: Path) -> None:
         super().__init__(recipe, device)
@@ -150,9 +162,8 @@ class ImageTask(Task):
         loss = F.cross_entropy(outputs, targets, self.weights, reduction="sum")
         return Score(loss, (outputs.detach().argmax(1) == targets).sum())
 
-    def test_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        pixels, labels = (values[rank::world] for values in self.data.test)
-        size = max(self.recipe.batch // self.recipe.accumulate, 1)
+    def _test_batches(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        pixels, labels = (values[rows] for values in self.data.test)
         for chunk, targets in zip(torch.split(pixels, size), torch.split(labels, size), strict=True):
             images = augment.to_unit(chunk)
             if self.recipe.size is not None:
@@ -197,6 +208,7 @@ class TextTask(Task):
     """Blocks of text; inside each, every token is predicted from those before it."""
 
     unit = "tokens"
+    probed = 16
 
     def __init__(self, recipe: Recipe, device: torch.device, root: Path) -> None:
         super().__init__(recipe, device)
@@ -226,9 +238,8 @@ class TextTask(Task):
         loss = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
         return Score(loss, loss.new_zeros(()))  # a pass over 50,257 logits for a metric nobody reads
 
-    def test_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        size = max(self.recipe.batch // self.recipe.accumulate, 1)
-        for blocks in torch.split(self.test[rank::world], size):
+    def _test_batches(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for blocks in torch.split(self.test[rows], size):
             yield self._shifted(blocks)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
+from iglu.peers import XIELU
 
 
 class SigmaModule(nn.Module):
@@ -246,7 +247,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
 def shape_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that shape an activation, of every activation in the model."""
     for module in model.modules():
-        if isinstance(module, SigmaModule | XATLU | nn.PReLU):
+        if isinstance(module, SigmaModule | XATLU | XIELU | nn.PReLU):
             yield from module.parameters(recurse=False)
 
 

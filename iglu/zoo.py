@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from iglu.modules import IGLU, XATLU, IGLUGate, ScaledGELU, Squareplus
+from iglu.peers import XIELU, GoLU, ReLUSquared, TeLU
 
 
 class Activation(NamedTuple):
@@ -28,7 +29,8 @@ class Activation(NamedTuple):
 _rational_gate = functools.partial(IGLUGate, approximate="rational")
 _rational_iglu = functools.partial(IGLU, approximate="rational")
 
-# In the order of the paper's Table 1; after Identity, what the paper mentions and does not time.
+# In the order of the paper's Table 1; after Identity, what the paper mentions and does not time, and what
+# others compare with.
 ZOO: dict[str, Activation] = {
     "z": Activation("Z", IGLUGate, takes_sigma=True),
     "z_approx": Activation("Z_approx", _rational_gate, takes_sigma=True),
@@ -57,7 +59,17 @@ ZOO: dict[str, Activation] = {
     "gelu_a": Activation("GELU_a", ScaledGELU, self_gated=True, takes_sigma=True),
     "atlu": Activation("ATLU", functools.partial(IGLU, 1.0), self_gated=True),
     "xatlu": Activation("xATLU", XATLU, self_gated=True),
+    "relu2": Activation("ReLU²", ReLUSquared, self_gated=True),
+    "telu": Activation("TeLU", TeLU, self_gated=True),
+    "golu": Activation("GoLU", GoLU, self_gated=True),
+    "xielu": Activation("xIELU", XIELU),
 }
+
+# What others call them.
+_ALSO_CALLED = {
+    "swish": "silu", "swish1": "silu", "hard_swish": "hardswish", "relu_squared": "relu2",
+    "squared_relu": "relu2", "rectified_linear": "relu", "linear": "identity",
+}  # fmt: skip
 
 
 class Spec(NamedTuple):
@@ -89,9 +101,12 @@ def parse(text: str) -> Spec:
     >>> parse("iglu_approx:learnable=5")
     Spec(name='iglu_approx', sigma=5.0, learnable=True)
     """
+    if not isinstance(text, str):
+        raise TypeError(f"an activation is given by its name, such as 'iglu:0.5', got {text!r}")
     name, colon, argument = text.partition(":")
     if name not in ZOO:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), ZOO, n=1)
+        written = name.strip().lower().replace("-", "_").replace(" ", "_")
+        near = [_ALSO_CALLED[written]] if written in _ALSO_CALLED else difflib.get_close_matches(written, ZOO)
         hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(ZOO)}."
         raise ValueError(f"Unknown activation {name!r}.{hint}")
     if not colon:

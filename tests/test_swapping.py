@@ -132,7 +132,9 @@ def test_inplace_is_dropped_unless_asked_for() -> None:
 # --------------------------------------------------------------------------------------- again, and back
 
 
-@pytest.mark.parametrize("first", ["iglu", "iglu_approx:learnable", "atlu", "xatlu", "gelu_a:2"])
+@pytest.mark.parametrize(
+    "first", ["iglu", "iglu_approx:learnable", "atlu", "xatlu", "gelu_a:2", "relu2", "telu", "golu", "xielu"]
+)
 def test_a_second_swap_replaces_ours_like_any_other(first: str) -> None:
     model = small_net()
     swap(model, first)

@@ -163,9 +163,10 @@ def test_undo_restores_the_model_and_its_config(build: Any) -> None:
 
 def test_a_second_swap_replaces_ours_and_the_config_follows(tmp_path: Path) -> None:
     model = gpt2()
-    for name in ("iglu:0.5", "iglu:learnable", "iglu_approx:2"):
+    for name in ("iglu:0.5", "iglu:learnable", "telu", "xatlu", "relu2", "iglu_approx:2"):
         assert len(silently(model, name).replaced) == 2
         assert model.config.activation_function == name
+        reload(model, tmp_path / name)
     model = mamba()
     for name in ("iglu:0.5", "iglu:3"):
         assert len(silently(model, name).replaced) == 2

@@ -1,11 +1,16 @@
 """One table of names, and a grammar that says what is wrong with a name."""
 
+import math
+
+import mpmath
 import pytest
 import torch
 from torch import nn
 
 import iglu
 from iglu import zoo
+
+import truth
 
 PAPER = [
     "Z", "Z_approx", "IGLU", "IGLU-Approx", "ReLU", "GELU", "SiLU", "CELU", "ELU", "Hardshrink",
@@ -14,10 +19,10 @@ PAPER = [
 ]  # fmt: skip
 
 
-def test_the_table_is_the_papers_table_1_and_three_more():
+def test_the_table_is_the_papers_table_1_and_seven_more():
     labels = [row.label for row in zoo.ZOO.values()]
     assert labels[:24] == PAPER
-    assert labels[24:] == ["GELU_a", "ATLU", "xATLU"]
+    assert labels[24:] == ["GELU_a", "ATLU", "xATLU", "ReLU²", "TeLU", "GoLU", "xIELU"]
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
@@ -84,6 +89,11 @@ def test_labels_are_those_of_a_printed_table():
         ("iglu:learnable=", "Malformed"),
         ("iglu:learnable=x", "got 'x'"),
         ("relu:0.5", "'relu' takes no sigma"),
+        ("swish", "Did you mean 'silu'?"),
+        ("Swish", "Did you mean 'silu'?"),
+        ("hard-swish", "Did you mean 'hardswish'?"),
+        ("squared_relu", "Did you mean 'relu2'?"),
+        ("LeakyReLU", "Did you mean 'leaky_relu'?"),
     ],
 )
 def test_a_wrong_name_is_named_with_a_suggestion(text, message):
@@ -95,3 +105,140 @@ def test_a_wrong_name_is_named_with_a_suggestion(text, message):
 def test_stating_sigma_twice_is_refused():
     with pytest.raises(TypeError, match="already states sigma"):
         iglu.create("iglu:0.5", sigma=1.0)
+
+
+@pytest.mark.parametrize("given", [None, 0.5, nn.ReLU(), nn.ReLU], ids=str)
+def test_what_is_no_name_is_told_what_a_name_is(given):
+    with pytest.raises(TypeError, match=r"given by its name, such as 'iglu:0\.5', got "):
+        iglu.create(given)
+
+
+# -- activations of other papers -------------------------------------------------------------------
+
+
+# Value, slope and curvature in extended precision; beyond where they are x, 1 and 0, or 0, they are that.
+
+
+def _relu2(x):
+    return (x * x, 2 * x, 2) if x > 0 else (0, 0, 0)
+
+
+def _telu(x):
+    if abs(x) > 800:
+        return (x, 1, 0) if x > 0 else (0, 0, 0)
+    u = mpmath.exp(x)
+    gate, bend = mpmath.tanh(u), u * mpmath.sech(u) ** 2
+    return x * gate, gate + x * bend, (2 + x) * bend - 2 * x * u * bend * gate
+
+
+def _golu(x):
+    if not -20 < x < 800:
+        return (x, 1, 0) if x > 0 else (0, 0, 0)
+    v = mpmath.exp(-x)
+    gate = mpmath.exp(-v)
+    return x * gate, gate * (1 + x * v), gate * v * (2 + x * v - x)
+
+
+def _xielu(x):
+    # both slopes start at 0.8, beta = 1/2
+    alpha, half = mpmath.mpf("0.8"), mpmath.mpf("0.5")
+    if x > 0:
+        return alpha * x * x + half * x, 2 * alpha * x + half, 2 * alpha
+    return (
+        alpha * (mpmath.expm1(x) - x) + half * x,
+        alpha * mpmath.expm1(x) + half,
+        alpha * mpmath.exp(x),
+    )
+
+
+PEERS = {"relu2": _relu2, "telu": _telu, "golu": _golu, "xielu": _xielu}
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def value_and_slope(name, x):
+    module = iglu.create(name).to(torch.promote_types(x.dtype, torch.float32))
+    if name == "xielu":
+        module.reset_parameters()  # rounded to this precision
+    leaf = x.clone().requires_grad_()
+    y = module(leaf)
+    assert y.dtype == x.dtype
+    (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    return y.detach(), slope
+
+
+def sampled(dtype):
+    """Values up to where every one of them has run into its end."""
+    if dtype in HALVES:
+        return truth.every_value(dtype)[::61]
+    everywhere = torch.logspace(-30, 4, 120, dtype=torch.float64)
+    return torch.cat([-everywhere, everywhere, torch.linspace(-110, 12, 400, dtype=torch.float64)]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_are_right_to_four_ulp_of_the_result_or_of_the_input(name, dtype):
+    """What a rounding of x may do is allowed for: exp(-exp(-x)) magnifies it a hundredfold in its tail."""
+    x = sampled(dtype)
+    x = x[x.isfinite()]
+    kind = torch.finfo(dtype)
+    coarse = kind.eps if dtype in HALVES else 0.0  # the halves are rounded once, from single precision
+    eps = mpmath.mpf(torch.finfo(torch.promote_types(dtype, torch.float32)).eps)
+    found = value_and_slope(name, x)
+    with mpmath.workdps(60):
+        for number, value, slope in zip(x.tolist(), *(each.tolist() for each in found), strict=True):
+            point = mpmath.mpf(number)
+            exact, first, second = PEERS[name](point)
+            for got, right, rate in ((value, exact, first), (slope, first, second)):
+                if abs(right) > kind.max:
+                    assert math.isinf(got), (name, number, got)
+                    continue
+                allowed = 4 * eps * (abs(right) + abs(point * rate)) + coarse * abs(right)
+                floor = kind.smallest_normal * kind.eps * max(abs(number), 1)
+                assert abs(got - right) <= allowed + floor, (name, number, got, mpmath.nstr(right, 10))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize(
+    ("name", "left", "right"),
+    [
+        ("relu2", (0, 0), (math.inf, math.inf)),
+        ("telu", (0, 0), (math.inf, 1)),
+        ("golu", (0, 0), (math.inf, 1)),
+        ("xielu", (math.inf, -0.3), (math.inf, math.inf)),
+    ],
+)
+def test_peers_have_their_limits_at_the_ends_and_keep_nan(name, dtype, left, right):
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([-math.inf, math.inf, -largest, largest, math.nan], dtype=dtype)
+    value, slope = value_and_slope(name, x)
+    assert (value[0].item(), value[1].item()) == (left[0], right[0])
+    assert slope[[0, 2]].tolist() == pytest.approx([left[1]] * 2, rel=4 * torch.finfo(dtype).eps)
+    assert slope[[1, 3]].tolist() == [right[1]] * 2
+    assert value[4].isnan()
+
+
+def test_xielu_starts_as_its_authors_start_it_and_learns_both_slopes():
+    module = iglu.create("xielu", dtype=torch.float64)
+    assert {name: parameter.shape for name, parameter in module.named_parameters()} == {
+        "alpha_p": (1,),
+        "alpha_n": (1,),
+    }
+    assert nn.functional.softplus(module.alpha_p).item() == pytest.approx(0.8)
+    assert 0.5 + nn.functional.softplus(module.alpha_n).item() == pytest.approx(0.8)
+    x = torch.randn(50, dtype=torch.float64, requires_grad=True)
+
+    def by_parameters(x, alpha_p, alpha_n):
+        return torch.func.functional_call(module, {"alpha_p": alpha_p, "alpha_n": alpha_n}, (x,))
+
+    assert torch.autograd.gradcheck(by_parameters, (x, module.alpha_p, module.alpha_n))
+    assert torch.autograd.gradgradcheck(by_parameters, (x, module.alpha_p, module.alpha_n))
+    groups = iglu.weight_decay_groups(nn.Sequential(nn.Linear(2, 2), module), 0.1)
+    assert [len(group["params"]) for group in groups] == [2, 2]
+    with pytest.raises(ValueError, match=r"alpha_n must be above 0\.5, got 0\.3"):
+        iglu.create("xielu", alpha_n=0.3)
+
+
+def test_xielu_is_the_one_of_transformers():
+    activations = pytest.importorskip("transformers.activations")
+    theirs, x = activations.XIELUActivation(dtype=torch.float64), torch.linspace(-5, 5, 101).double()
+    torch.testing.assert_close(iglu.create("xielu").double()(x), theirs(x), rtol=1e-5, atol=1e-6)

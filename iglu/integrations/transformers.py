@@ -26,6 +26,7 @@ from torch import nn
 from iglu import zoo
 from iglu.integrations import Grammar, require
 from iglu.modules import XATLU, SigmaModule
+from iglu.peers import XIELU
 from iglu.swapping.forwards import MISSING
 from iglu.swapping.record import Change, change
 from iglu.swapping.slots import find_slots, is_activation, is_activation_name, name_of, signature
@@ -89,7 +90,9 @@ def _teach_initialisation(base: Any) -> None:
 
     @functools.wraps(original)
     def initialise(self: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
-        if isinstance(module, SigmaModule | XATLU) and not getattr(module, "_is_hf_initialized", False):
+        if isinstance(module, SigmaModule | XATLU | XIELU) and not getattr(
+            module, "_is_hf_initialized", False
+        ):
             parameters = list(module.parameters())
             # What came from the checkpoint is marked, by parameter.
             if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
@@ -296,12 +299,18 @@ def _contents(model: nn.Module) -> dict[str, Any]:
 
 
 def _same(found: Any) -> Any:
-    """transformers' own classes for functions that torch.nn has, by the name of the latter."""
-    homes = ("transformers.activations", "torch.nn.modules.activation")
+    """transformers' own classes for functions that torch.nn or we have, by the name of the latter."""
+    homes = ("transformers.activations", "torch.nn.modules.activation", "iglu.peers")
     if not isinstance(found, tuple) or found[0][0] not in homes:
         return found
     (_, name), settings, shapes = found
     if ("approximate", "tanh") in settings:
         name = "GELUTanh"
-    twin = {"GELUActivation": "GELU", "SiLUActivation": "SiLU", "MishActivation": "Mish"}.get(name, name)
+    twin = _TWINS.get(name, name)
     return (twin, () if twin in ("GELU", "GELUTanh") else settings, shapes)
+
+
+_TWINS = {
+    "GELUActivation": "GELU", "SiLUActivation": "SiLU", "MishActivation": "Mish",
+    "ReLUSquaredActivation": "ReLUSquared",
+}  # fmt: skip

@@ -36,7 +36,10 @@ _REPLACED = {
 }  # fmt: skip
 
 # Ours are replaced like any other, those that learn too, but for gates and what keeps things positive.
-_OURS = {"iglu.modules": {"IGLU", "ScaledGELU", "XATLU"}}
+_OURS = {
+    "iglu.modules": {"IGLU", "ScaledGELU", "XATLU"},
+    "iglu.peers": {"ReLUSquared", "TeLU", "GoLU", "XIELU"},
+}
 
 # Activations built around another one: what is inside is not a place of its own.  timm's StarReLU is not
 # here: it learns an affine form around a ReLU, and keeps it around another activation.
@@ -49,6 +52,7 @@ _HOMES = {
     "timm.layers.activations",
     "timm.layers.activations_me",
     "iglu.modules",
+    "iglu.peers",
 }
 
 # Functions are known by their names: torch's, timm's, and those that models write out for themselves.
@@ -126,7 +130,8 @@ def is_replaced_by_default(content: Any) -> bool:
     """Whether it is an activation of the kind that swap replaces without being asked for it by name."""
     if isinstance(content, str):
         row = zoo.ZOO.get(content.partition(":")[0])
-        return content in _CONFIG_NAMES or (row is not None and row.takes_sigma and row.self_gated)
+        # relu2 is a name of transformers too, and then part of how a model was designed.
+        return content in _CONFIG_NAMES or (row is not None and row.self_gated and content != "relu2")
     if isinstance(content, nn.Module):
         usual = _defined_in(type(content), _REPLACED) and not has_parameters(content)
         return usual or _defined_in(type(content), _OURS)
@@ -143,11 +148,8 @@ def is_activation(content: Any) -> bool:
 
 
 def is_activation_name(value: Any) -> bool:
-    """Whether it names an activation that swap replaces, or one of ours."""
-    if not isinstance(value, str):
-        return False
-    row = zoo.ZOO.get(value.partition(":")[0])
-    return value in _CONFIG_NAMES or (row is not None and row.takes_sigma)
+    """Whether it names an activation that swap replaces, or one of the zoo."""
+    return isinstance(value, str) and (value in _CONFIG_NAMES or value.partition(":")[0] in zoo.ZOO)
 
 
 def function_name(value: Any) -> str | None:

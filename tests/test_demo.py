@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from iglu.lab.commands import demo
-from iglu.lab.runs.folder import read_runs
+from iglu.lab.runs.record import read_runs
 
 # Where the direct formula has its first gradient of the wrong sign: the errata of the paper, with a margin
 # for how densely one looks.

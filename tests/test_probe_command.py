@@ -60,7 +60,7 @@ def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp
     pytest.importorskip("lightning_fabric")
     pytest.importorskip("sklearn")
     from iglu.lab.commands import train as train_command
-    from iglu.lab.runs.folder import read_runs
+    from iglu.lab.runs.record import read_runs
 
     flags = ["digits", "--epochs", "2", "--epoch-steps", "2", "--activation", "iglu:0.5", "--out"]
     assert train_command.main([*flags, str(tmp_path / "runs"), "--tails", "2"]) == 0
@@ -89,7 +89,9 @@ def test_the_probe_takes_the_papers_batch_whatever_the_run_had(name, rows, batch
     from iglu.tails import gaussian_index
 
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
-    recipe = RECIPES[name].replace(epochs=1, epoch_steps=1, batch=batch, context=32, threads=1)
+    recipe = RECIPES[name].replace(epochs=1, epoch_steps=1, batch=batch, threads=1)
+    if recipe.kind == "text":
+        recipe = recipe.replace(context=32)
     run = fit(recipe, out=tmp_path / "runs", observers=[TailObserver()])
     numbers = rows * (16 * 8 * 8 if name == "digits" else 31 * 256)  # of the first activation
     first = next(iter(run.last["tails"].values()))

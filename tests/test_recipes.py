@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
 from iglu.lab.training.tasks import IMAGE_SETS, MODELS
 
@@ -103,7 +105,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
 def test_a_recipe_of_before_draws_its_long_tail_by_the_runs_seed() -> None:
     fields = get_recipe("digits-lt").replace(seed=3).as_dict()
     assert Recipe.from_dict(fields).subset_draw == 0
-    del fields["subset_seed"]
+    del fields["subset_seed"], fields["format"]
     assert Recipe.from_dict(fields).subset_draw == 3
 
 
@@ -117,3 +119,75 @@ def test_a_recipe_of_before_with_all_the_images_is_the_same_recipe() -> None:
 def test_an_unknown_tokenizer_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="tokenizer must be"):
         get_recipe("gpt2-python").replace(tokenizer=name)
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+# recipe.json as the first versions wrote it, every field of either kind, and the folder it lay in.
+FIXTURES = Path(__file__).parent / "fixtures"
+BEFORE = {
+    "recipe-1-images.json": "digits-lt_iglu-0.5_subset-seed=None_seed=3",
+    "recipe-1-text.json": "gpt2-python_iglu-5_epochs=2_epoch-steps=45_lr=0.002_warmup=0.2_seed=2",
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_recipe_of_the_first_format_is_read_with_the_same_identity(name: str) -> None:
+    fields = json.loads((FIXTURES / name).read_text())
+    recipe = Recipe.from_dict(fields)
+    assert recipe.folder_name == BEFORE[name]
+    read = recipe.identity()
+    assert read.pop("subset_seed", None) is None  # there was no such field, and the subset followed the seed
+    as_lists = json.loads(json.dumps(read))
+    assert {key: fields[key] for key in as_lists} == as_lists
+    again = json.loads(json.dumps(recipe.as_dict()))
+    assert again["format"] == 2
+    assert Recipe.from_dict(again) == recipe
+
+
+def test_a_recipe_holds_the_fields_of_its_kind_alone() -> None:
+    images, text = RECIPES["digits"].as_dict(), RECIPES["gpt2-python"].as_dict()
+    assert {"context", "tokenizer", "evaluate"} == text.keys() - images.keys()
+    assert {"ratio", "padding", "jitter", "channels_last"} <= images.keys() - text.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "resnet20-cifar10",
+            {"context": 512},
+            "context is a field of text, and cifar10 on resnet20 is images",
+        ),
+        ("digits", {"evaluate": "valid"}, "evaluate is a field of text"),
+        ("gpt2-python", {"ratio": 10.0}, "ratio is a field of images, and python on gpt2-nano is text"),
+        ("gpt2-python", {"channels_last": True}, "channels_last is a field of images"),
+    ],
+)
+def test_a_field_of_the_other_kind_of_data_is_a_mistake_and_no_other_experiment(
+    name: str, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(MistakeError, match=message):
+        RECIPES[name].replace(**change)
+
+
+def test_a_recipe_of_a_set_that_is_not_known_here_can_be_read() -> None:
+    """A run on somebody's own images, read by a program that has not registered them."""
+    fields = RECIPES["digits"].replace(padding=3).as_dict() | {"dataset": "stripes", "name": "stripes"}
+    assert Recipe.from_dict(fields).padding == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 3}, "has format 3; this version of iglu reads 1 to 2"),
+        ({"sigma": 1}, "Unknown field 'sigma'"),
+        ({"epochs": "many"}, "epochs must be a whole number, got 'many'"),
+        ({"norm": 1}, "norm must be true or false, got 1"),
+        ({"seed": 10**30}, "seed must be a whole number, got 1000"),
+        ({"jitter": [1]}, "jitter must be a list of 4 numbers"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_by_its_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(MistakeError, match=message):
+        Recipe.from_dict(RECIPES["digits"].as_dict() | change)

@@ -15,9 +15,11 @@ import pytest
 
 from iglu.lab.commands import runs as runs_command
 from iglu.lab.fields import chooser, read_field
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import setting_label, summarise
-from iglu.lab.runs.folder import read_run, read_runs
+from iglu.lab.runs.folder import Run, read_run
+from iglu.lab.runs.record import read_runs, record
 
 BASE = RECIPES["digits-lt"].replace(epochs=2)
 
@@ -95,12 +97,106 @@ def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) 
     (folder / "odd").mkdir()
     (folder / "odd" / "recipe.json").write_text("[]")
     runs, complaints = read_runs(folder)
-    assert len(runs) == len(whole) + 1
-    assert [run.last["epoch"] for run in runs if run.recipe.seed == 9] == [2]
+    assert [run.folder for run in runs] == [run.folder for run in whole]
     assert len(complaints) == 3
-    assert sum("line 3 of" in complaint for complaint in complaints) == 1
-    with pytest.raises(ValueError, match="line 3 of"):
+    with pytest.raises(MistakeError, match=re.escape(f"{cut / 'metrics.jsonl'} cannot be read: line 3")):
         read_run(cut)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", '{"epoch": 2, "test_acc": 1.0}\n{"epoch": 1, "test_acc": 2.0}\n'),
+        ("metrics.jsonl", '{"epoch": 1, "test_acc": 1.0}\n{"epoch": 1, "test_acc": 1.0}\n'),
+        ("metrics.jsonl", '{"epoch": 1, "test_acc": "many"}\n'),
+        ("metrics.jsonl", '{"epoch": 1, "test_acc": ' + "9" * 400 + "}\n"),
+        ("metrics.jsonl", '{"epoch": 1, "test_acc": true}\n'),
+        ("metrics.jsonl", '{"epoch": 1, "test_acc": 1.0, "seconds": null}\n'),
+        ("metrics.jsonl", '{"epoch": true, "test_acc": 1.0}\n'),
+        ("metrics.jsonl", '{"epoch": 1}\n'),
+        ("metrics.jsonl", "[1, 2]\n"),
+        ("metrics.jsonl", "[" * 100_000),
+        ("state.json", '{"status": "ended"}'),
+        ("state.json", '{"status": ["finished"]}'),
+        ("state.json", '{"status": "finished", "message": 3}'),
+        ("state.json", "3"),
+        ("recipe.json", '{"name": "digits", "dataset": "digits", "model": "resnet8", "epochs": "many"}'),
+        ("recipe.json", '{"name": "digits", "dataset": "digits", "model": "resnet8", "format": 99}'),
+        ("recipe.json", '{"name": "digits", "dataset": "digits"}'),
+        (
+            "recipe.json",
+            '{"name": "digits", "dataset": "digits", "model": "resnet8", "seed": 1' + "0" * 30 + "}",
+        ),
+    ],
+)
+def test_a_file_with_a_value_that_cannot_be_is_named_and_its_run_left_out(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    good = _write(tmp_path, BASE, [10.0, 60.0])
+    bad = _write(tmp_path, BASE.replace(seed=1), [10.0, 60.0])
+    (bad / name).write_text(content)
+    runs, complaints = read_runs(tmp_path)
+    assert [run.folder for run in runs] == [good]
+    assert len(complaints) == 1
+    assert str(bad / name) in complaints[0]
+
+
+# -- many runs in one file -------------------------------------------------------------------------
+
+
+def test_runs_recorded_in_one_file_are_read_as_from_their_folders(folder: Path, tmp_path: Path) -> None:
+    (folder / BASE.replace(activation="gelu").folder_name / "provenance.jsonl").write_text(
+        '{"torch": "2.0", "date": "2026-01-01"}\n{"torch": "2.1", "date": "2026-01-02", "step": 9}\n'
+    )
+    runs = [run for run in read_runs(folder)[0] if run.status != "unfinished"]
+    file = tmp_path / "file" / "small.jsonl"
+    assert record(read_runs(folder)[0], file) == (len(runs), len(runs))
+    found, complaints = read_runs(file)
+    assert not complaints
+
+    def told(run: Run) -> tuple[object, ...]:
+        return run.recipe, run.status, run.history, run.message
+
+    assert [told(run) for run in found] == [told(run) for run in runs]
+    assert file.read_text().count("\n") == len(runs) + 1
+    assert json.loads(file.read_text().splitlines()[0]) == {
+        "iglu_runs": 1,
+        "provenance": [{"torch": "2.1"}, {}],
+    }
+    (gelu,) = [run for run in found if run.name == BASE.replace(activation="gelu").folder_name]
+    assert gelu.provenance == {"torch": "2.1", "date": "2026-01-02"}
+    assert len(read_runs(tmp_path / "file")[0]) == len(runs)
+
+
+def test_a_record_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "small.jsonl"
+    _write(tmp_path / "first", BASE, [10.0, 60.0])
+    record(read_runs(tmp_path / "first")[0], file)
+    _write(tmp_path / "second", BASE, [10.0, 99.0])
+    _write(tmp_path / "second", BASE.replace(seed=1), [10.0, 61.0])
+    assert record(read_runs(tmp_path / "second")[0], file) == (1, 2)
+    assert [run.last["test_acc"] for run in read_runs(file)[0]] == [60.0, 61.0]
+
+
+def test_a_line_that_cannot_be_read_is_named_and_the_file_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "small.jsonl"
+    for seed in range(2):
+        _write(tmp_path / "runs", BASE.replace(seed=seed), [10.0, 60.0])
+    runs, _ = read_runs(tmp_path / "runs")
+    record(runs, file)
+    head, first, second = file.read_text().splitlines()
+    file.write_text("\n".join([head, first.replace('"finished"', '"ended"'), second, "nonsense"]) + "\n")
+    found, complaints = read_runs(file)
+    assert [run.recipe.seed for run in found] == [1]
+    assert [complaint.partition(" cannot")[0] for complaint in complaints] == [
+        f"line {number} of {file}" for number in (2, 4)
+    ]
+    before = file.read_text()
+    with pytest.raises(MistakeError, match="nothing was written"):
+        record(runs, file)
+    assert file.read_text() == before
+    file.write_text(head.replace('"iglu_runs": 1', '"iglu_runs": 2') + "\n")
+    assert "has format 2; this version of iglu reads 1" in read_runs(file)[1][0]
 
 
 def test_a_thousand_runs_are_read_and_summarised(tmp_path: Path) -> None:
@@ -130,7 +226,7 @@ def test_the_command_lists_compares_and_names_what_is_wrong(
     assert "1 of 19 runs have epochs to go" in shown.out
     line = next(line for line in shown.out.splitlines() if "ratio=100" in line)
     assert line.split()[-3:] == ["50.00%", "90.00%", "1"]
-    assert f"{folder / 'bad'} cannot be read" in shown.err
+    assert f"{folder / 'bad' / 'recipe.json'} cannot be read" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,13 @@ from torch.nn import functional as F
 from iglu.lab.commands import train as train_command
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.statistics import estimate, paired_difference
-from iglu.lab.runs.folder import Row, read_run, read_runs
+from iglu.lab.runs.folder import Row, read_run
+from iglu.lab.runs.record import read_runs
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate
-from iglu.lab.training.tasks import ImageTask, load_task
+from iglu.lab.training.tasks import ImageTask, load_model, load_task
 
 from truth import needs_compiler
 
@@ -370,7 +371,7 @@ def test_what_an_observer_returns_is_on_the_line_of_metrics(tmp_path: Path) -> N
 
 def test_a_run_gives_back_its_trained_model(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path)
-    model = run.load_model()
+    model = load_model(run)
     task = load_task(IMAGES)
     with torch.no_grad():
         right = sum((model(x).argmax(1) == y).sum().item() for x, y in task.test_batches())

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from iglu import zoo
 from iglu.functional import check_choice
 from iglu.lab.data.augment import Augmentation, Jitter
 from iglu.lab.data.longtail import PROFILES
+from iglu.lab.data.sets import IMAGE_SETS
 from iglu.lab.data.text import check_tokenizer
+from iglu.lab.mistakes import MistakeError, as_mistakes, unknown
+
+# Of recipe.json.  1, which has no number: every field, of the other kind of data too.  2: those of its kind.
+FORMAT = 2
 
 PRECISIONS = ("32", "bf16-mixed", "16-mixed")
 SCHEDULES = ("cosine", "warmup-linear", "constant")
@@ -25,6 +31,11 @@ SCHEDULES = ("cosine", "warmup-linear", "constant")
 
 def _execution(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"execution": True})
+
+
+def _of(kind: str, default: Any) -> Any:
+    """A field of runs on that kind of data alone."""
+    return dataclasses.field(default=default, metadata={"kind": kind})
 
 
 @dataclass(frozen=True)
@@ -67,29 +78,29 @@ class Recipe:
     clip: float | None = 1.0
     """Largest norm of the gradient; None does not clip."""
 
-    ratio: float = 1.0
+    ratio: float = _of("images", 1.0)
     """Images of the largest class to those of the smallest: above 1, a long tail."""
-    profile: Literal["exponential", "step"] = "exponential"
+    profile: Literal["exponential", "step"] = _of("images", "exponential")
     """How the class sizes fall."""
-    subset_seed: int | None = 0
+    subset_seed: int | None = _of("images", 0)
     """Decides which images a long tail keeps: one draw for every seed, as the authors had it; None draws
     anew for each seed."""
-    class_weights: bool = False
+    class_weights: bool = _of("images", False)
     """Weight the training loss by 1/n_k."""
-    size: int | None = None
+    size: int | None = _of("images", None)
     """Resize images to this many pixels a side."""
-    padding: int = 4
+    padding: int = _of("images", 4)
     """Random crop from a frame of so many black pixels."""
-    flip: bool = True
+    flip: bool = _of("images", True)
     """Mirror images at random."""
-    jitter: tuple[float, float, float, float] = (0.2, 0.2, 0.2, 0.1)
+    jitter: tuple[float, float, float, float] = _of("images", (0.2, 0.2, 0.2, 0.1))
     """Of brightness, contrast, saturation and hue."""
-    context: int = 1024
+    context: int = _of("text", 1024)
     """Tokens in a block of text."""
-    tokenizer: str = "gpt2"
+    tokenizer: str = _of("text", "gpt2")
     """bytes; gpt2, its byte pairs from its files in the data folder; gpt2:4096, the first of them, so many
     tokens in all."""
-    evaluate: Literal["test", "valid"] = "test"
+    evaluate: Literal["test", "valid"] = _of("text", "test")
     """The split of a text that the metrics of an epoch are from; image sets have test alone."""
     dropout: float = 0.1
     """In transformers."""
@@ -98,7 +109,7 @@ class Recipe:
     """16-mixed needs a GPU."""
     compile: bool = False
     """torch.compile the model."""
-    channels_last: bool = False
+    channels_last: bool = _of("images", False)
     """The memory format of images and convolutions."""
     threads: int | None = _execution(None)
     """CPU threads; by default torch decides."""
@@ -118,11 +129,12 @@ class Recipe:
     """Machines."""
 
     def __post_init__(self) -> None:
-        zoo.parse(self.activation)
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("profile", self.profile, PROFILES)
-        check_tokenizer(self.tokenizer)
+        with as_mistakes():
+            zoo.parse(self.activation)
+            check_choice("precision", self.precision, PRECISIONS)
+            check_choice("schedule", self.schedule, SCHEDULES)
+            check_choice("profile", self.profile, PROFILES)
+            check_tokenizer(self.tokenizer)
         for name in ("epochs", "batch", "accumulate", "context", "evaluate_every", "devices", "nodes"):
             _check_least(name, getattr(self, name), 1)
         for name in ("epoch_steps", "threads", "stop_after", "tails", "size"):
@@ -132,6 +144,24 @@ class Recipe:
         _check_least("ratio", self.ratio, 1)
         # From JSON a tuple comes back as a list, which would make equal recipes differ.
         object.__setattr__(self, "jitter", tuple(self.jitter))
+        # Nothing would read it, and the folder would say that it was another experiment.
+        for name, field in _FIELDS.items():
+            if self._is_foreign(field) and getattr(self, name) != field.default:
+                raise MistakeError(
+                    f"{name} is a field of {field.metadata['kind']}, and {self.dataset} on {self.model} is "
+                    f"{self.kind}"
+                )
+
+    @property
+    def kind(self) -> str:
+        """ "images" or "text"; empty for data and a model of which neither is known here."""
+        if self.dataset in IMAGE_SETS:
+            return "images"
+        return "text" if self.model.startswith("gpt2") else ""
+
+    def _is_foreign(self, field: dataclasses.Field[Any]) -> bool:
+        """Whether it is of the other kind of data."""
+        return bool(self.kind) and field.metadata.get("kind", self.kind) != self.kind
 
     def replace(self, **changes: Any) -> Recipe:
         """This recipe with some fields changed."""
@@ -175,29 +205,83 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The fields that decide what is computed."""
         return {
-            name: getattr(self, name) for name, field in _FIELDS.items() if "execution" not in field.metadata
+            name: getattr(self, name)
+            for name, field in _FIELDS.items()
+            if name not in EXECUTION and not self._is_foreign(field)
         }
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The fields of its kind, and the number of the format."""
+        fields = {name: getattr(self, name) for name, field in _FIELDS.items() if not self._is_foreign(field)}
+        return {"format": FORMAT, **fields}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
-        """As written by ``as_dict``; a field of a later version is refused by name.  Before there was a
-        ``subset_seed`` the subset of a long tail followed the run's seed."""
-        unknown = sorted(fields.keys() - _FIELDS.keys())
-        if unknown:
-            raise ValueError(f"Unknown fields of a recipe: {', '.join(unknown)}")
-        before = {"subset_seed": None} if fields.get("ratio", 1.0) > 1 else {}
-        return cls(**{**before, **fields})
+    def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
+        """As written by ``as_dict``, in this format or an earlier one; a MistakeError names what is wrong.
+
+        Before formats had a number, fields of the other kind of data were written and not read; and before
+        there was a ``subset_seed``, the subset of a long tail followed the run's seed."""
+        fields = dict(content)
+        number = fields.pop("format", 1)
+        if number not in (1, FORMAT):
+            raise MistakeError(f"The recipe has format {number!r}; this version of iglu reads 1 to {FORMAT}")
+        read = {name: checked(name, value) for name, value in fields.items()}
+        missing = [name for name in ("name", "dataset", "model") if name not in read]
+        if missing:
+            raise MistakeError(f"The recipe has no {', '.join(missing)}")
+        if number == 1:
+            plain = cls(read["name"], read["dataset"], read["model"])
+            read = {name: value for name, value in read.items() if not plain._is_foreign(_FIELDS[name])}
+            if read.get("ratio", 1.0) > 1:
+                read.setdefault("subset_seed", None)
+        return cls(**read)
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
+_TYPES: dict[str, Any] = get_type_hints(Recipe)
+EXECUTION = tuple(name for name, field in _FIELDS.items() if "execution" in field.metadata)
+
+
+def check_field(name: str, known: Iterable[str] = _TYPES) -> None:
+    if name not in known:
+        raise unknown("field", name, known)
+
+
+def checked(name: str, value: Any) -> Any:
+    """``value`` as the field ``name`` takes it; a MistakeError says what that would be."""
+    check_field(name)
+    kind = _TYPES[name]
+    if get_origin(kind) is Literal:
+        with as_mistakes():
+            check_choice(name, value, get_args(kind))
+        return value
+    alternatives = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value in (None, "none") and types.NoneType in alternatives:
+        return None
+    for alternative in alternatives:
+        if type(value) is int and abs(value) >= 2**63:
+            break
+        if alternative is float and type(value) in (int, float):
+            return float(value)
+        if type(value) is alternative:
+            return value
+        if get_origin(alternative) is tuple and isinstance(value, list | tuple):
+            numbers = get_args(alternative)
+            if len(value) == len(numbers) and all(type(item) in (int, float) for item in value):
+                return tuple(map(float, value))
+    raise MistakeError(f"{name} must be {_in_words(kind)}, got {value!r}")
+
+
+def _in_words(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word",
+             types.NoneType: "none"}  # fmt: skip
+    alternatives = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return " or ".join(words.get(each, f"a list of {len(get_args(each))} numbers") for each in alternatives)
 
 
 def _check_least(name: str, value: float | None, least: float) -> None:
     if value is not None and not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise MistakeError(f"{name} must be at least {least}, got {value}")
 
 
 def _short(value: Any) -> str:
@@ -209,19 +293,15 @@ def _short(value: Any) -> str:
 def get_recipe(name: str) -> Recipe:
     """A ready recipe by its name."""
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(RECIPES)}."
-        raise ValueError(f"Unknown recipe {name!r}. {hint}")
+        raise unknown("recipe", name, RECIPES)
     return RECIPES[name]
 
-
-_NO_IMAGES: dict[str, Any] = {"padding": 0, "flip": False, "jitter": (0.0, 0.0, 0.0, 0.0)}
 
 # For text the paper's table 3; its perplexities are of the test set, after the last epoch.
 _GPT2 = Recipe(
     "gpt2-wikitext103", "wikitext-103", "gpt2-small", activation="gelu",
     epochs=20, batch=32, lr=6e-4, weight_decay=0.1, schedule="warmup-linear",
-    checkpoint_every=900.0, **_NO_IMAGES,
+    checkpoint_every=900.0,
 )  # fmt: skip
 
 _DIGITS = Recipe(

@@ -25,6 +25,7 @@ from iglu.lab.bench import timing
 from iglu.lab.bench.subjects import COMPARISONS, Subject, subjects
 from iglu.lab.bench.tables import fill_section, find_section, not_run_lines, tables_of
 from iglu.lab.bench.timing import Inputs, Rounds, Setting
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.runs import provenance
 from iglu.zoo import ZOO, parse
 
@@ -91,9 +92,9 @@ class Bench:
             elements(size)
         for flag in ("rounds", "iterations"):
             if getattr(self, flag) < 1:
-                raise ValueError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
+                raise MistakeError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
         if any(count < 1 for count in self.threads):
-            raise ValueError(f"--threads must be at least 1, got {min(self.threads)}")
+            raise MistakeError(f"--threads must be at least 1, got {min(self.threads)}")
         if self.markdown is not None:
             find_section(self.markdown, self.section)  # now, not after an hour of measuring
 
@@ -107,7 +108,7 @@ def elements(text: str) -> int:
     factor = {"k": 10**3, "M": 10**6}.get(text[-1:], 1)
     digits = text if factor == 1 else text[:-1]
     if not digits.replace("_", "").isdecimal() or int(digits) < 1:
-        raise ValueError(f"--sizes must be numbers like 1, 10k or 16M, got {text!r}")
+        raise MistakeError(f"--sizes must be numbers like 1, 10k or 16M, got {text!r}")
     return int(digits) * factor
 
 

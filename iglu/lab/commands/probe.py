@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs import provenance
 from iglu.probing import Probe, probe
@@ -61,11 +62,11 @@ class Flags:
 
     def __post_init__(self) -> None:
         if not self.targets:
-            raise ValueError(
+            raise MistakeError(
                 "name at least one model: a run's folder, hf:FOLDER or package.module:make_model"
             )
         if self.batches < 1:
-            raise ValueError(f"--batches must be at least 1, got {self.batches}")
+            raise MistakeError(f"--batches must be at least 1, got {self.batches}")
 
 
 class Subject(NamedTuple):
@@ -97,17 +98,19 @@ def subjects(flags: Flags) -> Iterator[Subject]:
             yield from _runs(Path(target), flags)
         elif ":" in target:
             if flags.data is None:
-                raise ValueError(f"{target} needs --data package.module:make_batches")
+                raise MistakeError(f"{target} needs --data package.module:make_batches")
             yield Subject(target.partition(":")[2], _named(target)(), _named(flags.data)())
         else:
-            raise ValueError(f"{target!r} is neither a folder, nor hf:FOLDER, nor package.module:make_model")
+            raise MistakeError(
+                f"{target!r} is neither a folder, nor hf:FOLDER, nor package.module:make_model"
+            )
 
 
 def _named(text: str) -> Callable[..., Any]:
     """``package.module:function``, also from the current folder."""
     module, _, name = text.partition(":")
     if not module or not name:
-        raise ValueError(f"Write package.module:function, got {text!r}")
+        raise MistakeError(f"Write package.module:function, got {text!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -115,20 +118,20 @@ def _named(text: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"There is no module {error.name!r} for {text!r}") from error
+        raise MistakeError(f"There is no module {error.name!r} for {text!r}") from error
     except AttributeError as error:
-        raise ValueError(f"The module {module!r} has no {name!r}") from error
+        raise MistakeError(f"The module {module!r} has no {name!r}") from error
     return function
 
 
 def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
-    from iglu.lab.runs.folder import read_runs
+    from iglu.lab.runs.record import read_runs
     from iglu.lab.training.checkpoint import newest_checkpoint
-    from iglu.lab.training.tasks import load_task
+    from iglu.lab.training.tasks import load_model, load_task
 
     runs, complaints = read_runs(folder)
     if not runs:
-        raise ValueError(f"No run in {folder}. {' '.join(complaints)}".rstrip())
+        raise MistakeError(f"No run in {folder}. {' '.join(complaints)}".rstrip())
     trained = [run for run in runs if newest_checkpoint(run.folder)[0] is not None]
     # Such as one that diverged before it was first saved.
     for run in runs:
@@ -137,12 +140,12 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
     for complaint in complaints:
         print(f"iglu probe: skipped: {complaint}", file=sys.stderr)
     if not trained:
-        raise ValueError(f"No run in {folder} has a checkpoint to probe")
+        raise MistakeError(f"No run in {folder} has a checkpoint to probe")
     for run in trained:
         task = load_task(run.recipe, flags.data)
         yield Subject(
             run.folder.name,
-            run.load_model(flags.data),
+            load_model(run, flags.data),
             task.probe_batches(),
             "yes" if run.recipe.norm else "no",
             f"the run is {run.status}" if run.status != "finished" else "",
@@ -152,11 +155,11 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
 
 def _saved_transformer(folder: Path, flags: Flags) -> Subject:
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
+        raise MistakeError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
     try:
         import transformers
     except ImportError as error:
-        raise ValueError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
+        raise MistakeError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
 
     from iglu.integrations.transformers import register
 
@@ -179,12 +182,12 @@ def _saved_transformer(folder: Path, flags: Flags) -> Subject:
     text = flags.text.read_text(encoding="utf-8")
     found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if text and not found:  # what transformers makes of a folder without one
-        raise ValueError(
+        raise MistakeError(
             f"{folder} has no tokenizer, which --text needs: save it there with tokenizer.save_pretrained"
         )
     rows = torch.tensor(found[: len(found) // length * length]).view(-1, length)
     if len(rows) == 0:
-        raise ValueError(f"{flags.text} has {len(found)} tokens, fewer than one row of {length}")
+        raise MistakeError(f"{flags.text} has {len(found)} tokens, fewer than one row of {length}")
     return Subject(folder.name, model, [{"input_ids": batch} for batch in torch.split(rows, 16)])
 
 
@@ -193,7 +196,7 @@ def examine(subject: Subject, flags: Flags, console: Console) -> Found:
     batches = iter(subject.batches)
     start = list(itertools.islice(batches, 1))
     if not start:
-        raise ValueError(f"There are no batches for {subject.name}")
+        raise MistakeError(f"There are no batches for {subject.name}")
     keep = max(flags.keep, _PAPER_K + 1)
     first = probe(subject.model, start, k=_PAPER_K, keep=keep, training=flags.training)
     chosen = itertools.chain(start, itertools.islice(batches, flags.batches - 1))

@@ -14,18 +14,20 @@ import tyro
 from rich.console import Console
 
 from iglu.lab.fields import chooser
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.results.comparison import Summary, summarise
 from iglu.lab.results.shown import run_row, runs_table, show_summary
 from iglu.lab.results.statistics import Estimate
-from iglu.lab.runs.folder import Run, read_runs
+from iglu.lab.runs.folder import Run
+from iglu.lab.runs.record import read_runs, record
 
 
 @dataclass(frozen=True)
 class Flags:
     """List, filter and compare the runs of a folder."""
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Folder with runs in it, at any depth."""
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|FILE.jsonl")]
+    """Folder with runs in it, at any depth, or a file of recorded ones."""
     filter: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Which: activations (iglu stands for every sigma), recipes, or field=value such as ratio=100 or seed=3.
     Words of one kind are alternatives; kinds narrow each other down."""
@@ -39,6 +41,8 @@ class Flags:
     """Everything as JSON."""
     csv: bool = False
     """The list as CSV."""
+    record: Annotated[Path | None, tyro.conf.arg(metavar="FILE.jsonl")] = None
+    """Also add those that are done to this file, a run a line, without their checkpoints."""
 
 
 STATUSES = ("finished", "stopped", "diverged", "unfinished")
@@ -68,24 +72,27 @@ def main(argv: list[str]) -> int:
         _show(runs, rows, flags)
     for complaint in complaints:
         print(f"iglu runs: {complaint}", file=sys.stderr)
+    if flags.record is not None:
+        new, total = record(runs, flags.record)
+        print(f"iglu runs: {new} runs added to {flags.record}, which has {total}", file=sys.stderr)
     return 0
 
 
 def _chosen(flags: Flags) -> tuple[list[Run], list[str]]:
-    if not flags.folder.is_dir():
-        raise ValueError(f"{flags.folder} is not a folder")
+    if not flags.folder.exists():
+        raise MistakeError(f"There is no folder or file {flags.folder}")
     runs, complaints = read_runs(flags.folder)
     if not runs:
-        raise ValueError(" ".join([f"No run in {flags.folder}.", *complaints]))
+        raise MistakeError(" ".join([f"No run in {flags.folder}.", *complaints]))
     for status in flags.status:
         if status not in STATUSES:
-            raise ValueError(f"--status must be one of {', '.join(STATUSES)}, got {status!r}")
+            raise MistakeError(f"--status must be one of {', '.join(STATUSES)}, got {status!r}")
     is_meant = chooser(flags.filter, [run.recipe for run in runs])
     chosen = [
         run for run in runs if is_meant(run.recipe) and (not flags.status or run.status in flags.status)
     ]
     if not chosen:
-        raise ValueError(f"None of {len(runs)} runs is {' or '.join(flags.status)}")
+        raise MistakeError(f"None of {len(runs)} runs is {' or '.join(flags.status)}")
     return chosen, complaints
 
 
@@ -102,7 +109,7 @@ def _show(runs: list[Run], rows: list[Summary], flags: Flags) -> None:
     for run in runs:
         if run.status == "diverged":
             console.print(f"diverged: {run.folder.name}: {run.message}", markup=False, soft_wrap=True)
-    left = sum(not run.is_sound and run.status != "diverged" for run in runs)
+    left = sum(not run.is_whole and run.status != "diverged" for run in runs)
     if left:
         console.print(f"{left} of {len(runs)} runs have epochs to go and are in no mean.")
 

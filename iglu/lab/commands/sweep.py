@@ -16,15 +16,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from iglu.lab.data import data_folder
 from iglu.lab.fields import chooser, read_field
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.results.comparison import setting_label, summarise
 from iglu.lab.results.shown import show_summary
-from iglu.lab.runs.folder import read_runs
+from iglu.lab.runs.folder import Run
+from iglu.lab.runs.record import read_runs
 from iglu.lab.sweep.cell import Outcome, Watcher, missing_data
 from iglu.lab.sweep.display import Lines
-from iglu.lab.sweep.estimate import Duration, durations, in_words, wall_seconds
+from iglu.lab.sweep.estimate import UNKNOWN, durations, in_words, wall_seconds
 from iglu.lab.sweep.grid import Grid, Survey, read_grid, survey
 from iglu.lab.sweep.local import run_local
 from iglu.lab.training.progress import StopOnSignal
@@ -63,6 +64,8 @@ class Flags:
     """Every N epochs, and after the last, add the tail index of each layer to the metrics."""
     time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
     """Stop after this time: each running cell at a checkpoint, once the step it is at is done."""
+    known: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR|FILE.jsonl ...")] = ()
+    """Runs that are done there are not repeated: a sweep that was begun on another machine goes on here."""
     dry_run: bool = False
     """List the cells and the time they would take, and stop there."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
@@ -115,7 +118,7 @@ def read_time(text: str) -> float:
     """
     match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text)
     if not text or match is None:
-        raise ValueError(f"--time-limit is a time such as 2h, 90m or 1h30m, got {text!r}")
+        raise MistakeError(f"--time-limit is a time such as 2h, 90m or 1h30m, got {text!r}")
     return sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True))
 
 
@@ -127,7 +130,7 @@ def chosen_cells(flags: Flags) -> list[Recipe]:
         ("gpus", flags.gpus, 0),
     ):
         if value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
+            raise MistakeError(f"--{name} must be at least {least}, got {value}")
     changes: dict[str, Any] = dict(map(read_field, flags.set))
     given = {"epochs": flags.epochs, "threads": flags.threads, "tails": flags.tails}
     changes |= {name: value for name, value in given.items() if value is not None}
@@ -137,11 +140,12 @@ def chosen_cells(flags: Flags) -> list[Recipe]:
 
 
 def _sweep(cells: Sequence[Recipe], flags: Flags, clock: Clock, console: Console) -> int:
-    found = survey(cells, flags.out)
+    elsewhere = _known(flags)
+    found = survey(cells, flags.out, elsewhere)
     for complaint in found.complaints:
         console.print(f"{complaint}", markup=False, soft_wrap=True)
-    known, _ = read_runs(flags.out) if flags.out.is_dir() else ([], [])
-    times = durations(found.left, known, found.begun, data_folder(flags.data))
+    here, _ = read_runs(flags.out) if flags.out.is_dir() else ([], [])
+    times = durations(found.left, [*here, *elsewhere], found.begun)
     _show_plan(cells, found, times, flags, console)
     if flags.dry_run:
         return DONE
@@ -150,6 +154,18 @@ def _sweep(cells: Sequence[Recipe], flags: Flags, clock: Clock, console: Console
         with Lines(console, len(found.left)) as lines:
             outcomes = _run(found.left, flags, clock.is_stop_wanted, lines)
     return _conclude(cells, outcomes, flags, clock, console)
+
+
+def _known(flags: Flags) -> list[Run]:
+    runs = []
+    for place in flags.known:
+        if not place.exists():
+            raise MistakeError(f"There is no folder or file {place}, named by --known")
+        found, complaints = read_runs(place)
+        if complaints:
+            raise MistakeError(complaints[0])
+        runs += found
+    return runs
 
 
 def _run(
@@ -176,17 +192,16 @@ def _run(
 
 
 def _show_plan(
-    cells: Sequence[Recipe], found: Survey, times: dict[Recipe, Duration], flags: Flags, console: Console
+    cells: Sequence[Recipe], found: Survey, times: dict[Recipe, float], flags: Flags, console: Console
 ) -> None:
     table = Table("recipe", title=f"{flags.target}: {len(cells)} cells", title_justify="left")
     for title in ("activations", "seeds", "epochs", "done", "to go", "time each", "together"):
         table.add_column(title, justify="right")
-    table.add_column("known from")
     left = set(found.left)
     for label in dict.fromkeys(map(setting_label, cells)):
         mine = [cell for cell in cells if setting_label(cell) == label]
         to_go = [times[cell] for cell in mine if cell in left]
-        total = math.fsum(each.seconds for each in to_go)
+        total = math.fsum(to_go)
         table.add_row(
             label,
             str(len({cell.activation for cell in mine})),
@@ -194,15 +209,15 @@ def _show_plan(
             str(mine[0].last_epoch),
             str(len(mine) - len(to_go)),
             str(len(to_go)),
-            *(("", "", "") if not to_go else (_about(total / len(to_go)), _about(total), to_go[0].source)),
+            *(("", "") if not to_go else (_about(total / len(to_go)), _about(total))),
         )
     console.print(table)
     console.print(_totals(cells, times, flags), soft_wrap=True)
 
 
-def _totals(cells: Sequence[Recipe], times: dict[Recipe, Duration], flags: Flags) -> str:
+def _totals(cells: Sequence[Recipe], times: dict[Recipe, float], flags: Flags) -> str:
     text = f"{len(times)} of {len(cells)} cells to go"
-    known = {cell: each.seconds for cell, each in times.items() if math.isfinite(each.seconds)}
+    known = {cell: seconds for cell, seconds in times.items() if math.isfinite(seconds)}
     if known and flags.ray is not None:
         text += f", about {in_words(math.fsum(known.values()))} of cells at the speed of this machine"
     elif known:
@@ -210,7 +225,7 @@ def _totals(cells: Sequence[Recipe], times: dict[Recipe, Duration], flags: Flags
         wall = in_words(wall_seconds(known.values(), flags.jobs))
         text += f", about {in_words(cores)} of core time, {wall} with --jobs {flags.jobs}"
     missing = len(times) - len(known)
-    return text + (f"; {missing} cells of unknown time not counted." if missing else ".")
+    return text + (f"; the time of {missing} is {UNKNOWN}." if missing else ".")
 
 
 def _about(seconds: float) -> str:
@@ -224,7 +239,7 @@ def _conclude(
     cells: Sequence[Recipe], outcomes: Sequence[Outcome], flags: Flags, clock: Clock, console: Console
 ) -> int:
     """Means, what went wrong by name, what is left."""
-    found = survey(cells, flags.out)
+    found = survey(cells, flags.out, _known(flags))
     show_summary(summarise(found.done), console)
     for run in found.done:
         if run.status == "diverged":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from iglu.lab.data import cache_folder
 from iglu.lab.data.images import Images, ImageSet
+from iglu.lab.mistakes import MistakeError
 
 
 class Archive(NamedTuple):
@@ -98,7 +99,7 @@ def _open(path: Path, sha256: str, archive: Archive) -> tuple[Tensor, Tensor]:
         ) from None
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise ValueError(
+        raise MistakeError(
             f"{path} is not the published file: its sha256 is {found}, it must be {sha256}. It was not "
             f"opened. Remove the folder {path.parent} to have it fetched again."
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from iglu.functional import check_choice
 from iglu.lab.data.embedded import python_reference
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.runs.storage import write_atomically
 
 SPLITS = ("train", "valid", "test")
@@ -61,7 +62,7 @@ class TextSet(NamedTuple):
         tokens: Tensor = getattr(self, split)
         count = len(tokens) // context
         if count == 0:
-            raise ValueError(f"The {split} text has {len(tokens)} tokens: not one block of {context}")
+            raise MistakeError(f"The {split} text has {len(tokens)} tokens: not one block of {context}")
         return tokens[: count * context].view(count, context)
 
 
@@ -153,7 +154,9 @@ def check_tokenizer(name: str) -> int | None:
         check_choice("tokenizer", name, TOKENIZERS)
         return None
     if kind != "gpt2" or not size.isdecimal() or int(size) <= BYTES:
-        raise ValueError(f"tokenizer must be bytes, gpt2 or gpt2:SIZE with SIZE above {BYTES}, got {name!r}")
+        raise MistakeError(
+            f"tokenizer must be bytes, gpt2 or gpt2:SIZE with SIZE above {BYTES}, got {name!r}"
+        )
     return int(size)
 
 
@@ -171,7 +174,7 @@ def load_tokenizer(name: str, root: Path) -> Tokenizer:
     vocabulary, merges = models.BPE.read_file(*map(str, files))
     if size is not None:
         if size > BYTES + len(merges):
-            raise ValueError(f"{name} asks for more than the {BYTES + len(merges)} tokens of {files[1]}")
+            raise MistakeError(f"{name} asks for more than the {BYTES + len(merges)} tokens of {files[1]}")
         merges = merges[: size - BYTES]
         vocabulary = {token: number for token, number in vocabulary.items() if number < size}
     coder = FastTokenizer(models.BPE(vocabulary, merges))

@@ -117,7 +117,7 @@ def _files(folders: Iterable[Path], complaints: list[str]) -> Iterator[Path]:
 
 
 def _run(folder: Path, complaints: list[str]) -> Run:
-    run = read_run(folder, complaints)
+    run = read_run(folder)
     # One spelling for one activation: iglu:0.50 is iglu:0.5.
     recipe = run.recipe.replace(activation=str(zoo.parse(run.recipe.activation)))
     return dataclasses.replace(run, recipe=recipe)

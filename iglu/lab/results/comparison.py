@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from iglu import zoo
-from iglu.lab.recipes import Recipe
+from iglu.lab.recipes import EXECUTION, Recipe
 from iglu.lab.results.statistics import Estimate, estimate, paired_difference
 from iglu.lab.runs.folder import Run
 
@@ -26,8 +26,7 @@ class Summary(NamedTuple):
 def setting_of(recipe: Recipe) -> Recipe:
     """What runs have in common that may be compared: all but activation, seed and the way of execution."""
     plain = Recipe(recipe.name, recipe.dataset, recipe.model)
-    execution = recipe.as_dict().keys() - recipe.identity().keys()
-    same = {name: getattr(plain, name) for name in ("activation", "seed", *execution)}
+    same = {name: getattr(plain, name) for name in ("activation", "seed", *EXECUTION)}
     if recipe.last_epoch < recipe.epochs:
         same["stop_after"] = recipe.last_epoch  # metrics of another epoch
     return recipe.replace(**same)
@@ -64,10 +63,10 @@ def by_setting(runs: Iterable[Run]) -> dict[Recipe, dict[str, list[Run]]]:
 def summarise(
     runs: Iterable[Run], metric: str | None = None, references: Sequence[str] = REFERENCES
 ) -> list[Summary]:
-    """Means over the seeds of sound runs and seed-paired differences, in every setting; of ``metric``, or of
+    """Means over the seeds of whole runs and seed-paired differences, in every setting; of ``metric``, or of
     the one that tables show."""
     rows = []
-    for setting, activations in by_setting(run for run in runs if run.is_sound).items():
+    for setting, activations in by_setting(run for run in runs if run.is_whole).items():
         for activation, mine in activations.items():
             shown = mine[0].metric if metric is None else metric
             having = {

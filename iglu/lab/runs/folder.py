@@ -1,33 +1,38 @@
-"""A run's folder: what is written there, and how it is read back.
+"""A run as its folder tells it, and as one line of a file.
 
 ::
 
-    recipe.json        every field of the recipe
+    recipe.json        the recipe, with the number of its format
     provenance.jsonl   one line for each start: commit, versions, device, threads
     metrics.jsonl      one line an epoch
     state.json         how the run ended; missing while it has not
     checkpoint-*       see iglu.lab.training.checkpoint
     lock               held by the process that is at it
+
+Many runs without their checkpoints are kept in one file, a run a line: see :mod:`iglu.lab.runs.record`.  What
+is read is checked here, once, so that nobody behind has to: a file with anything that cannot be is named and
+its run left out.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
-from iglu.lab.training.checkpoint import newest_checkpoint
 
 Row = dict[str, Any]
 
 RECIPE, PROVENANCE, METRICS, STATE = "recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json"
+STATUSES = ("finished", "stopped", "diverged", "unfinished")
 
 # One of these is in the line of every epoch, by the kind of data and whether it ended with an evaluation.
-SHOWN_METRICS = frozenset(("train_loss", "test_acc", "perplexity"))
+_METRICS_OF_AN_EPOCH = ("train_loss", "test_acc", "perplexity")
 
 # What differs between two runs that are equal: time, and what is made of it.
 TIMINGS = ("seconds", "test_seconds", "rate")
@@ -37,11 +42,17 @@ TIMINGS = ("seconds", "test_seconds", "rate")
 class Run:
     """One run as its folder tells it."""
 
-    folder: Path
+    folder: Path  # or the file that has it as one line
     recipe: Recipe
     status: str  # "finished", "stopped" (at an epoch or by request), "diverged", "unfinished"
     history: tuple[Row, ...]  # a row an epoch
     message: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)  # of its last start
+
+    @property
+    def name(self) -> str:
+        """That of its folder, also where it has none any more."""
+        return self.recipe.folder_name
 
     @property
     def metric(self) -> str:
@@ -57,14 +68,12 @@ class Run:
     def last(self) -> Row:
         """The last of these: what the paper reports, and what means over seeds are made of."""
         if not self.evaluated:
-            raise ValueError(f"{self.folder} has no finished epoch that was evaluated")
+            raise ValueError(f"{self.name} has no finished epoch that was evaluated")
         return self.evaluated[-1]
 
     @property
     def best(self) -> Row:
         """The best epoch by the test set itself: flattering, to be shown beside the last and marked."""
-        if not self.evaluated:
-            raise ValueError(f"{self.folder} has no finished epoch that was evaluated")
         sign = -1 if self.metric == "perplexity" else 1
         return max(self.evaluated, key=lambda row: float(sign * row[self.metric]))
 
@@ -75,84 +84,107 @@ class Run:
         return self.status == "diverged" or done >= recipe.last_epoch
 
     @property
-    def is_sound(self) -> bool:
-        """Whether it may enter a mean: it has every epoch it was to have, and did not diverge."""
+    def is_whole(self) -> bool:
+        """Whether it did not diverge and has every epoch it was to have."""
         return self.status != "diverged" and bool(self.evaluated) and self.is_done_for(self.recipe)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all its epochs, as far as their lines tell."""
+        return math.fsum(row.get("seconds", 0.0) + row.get("test_seconds", 0.0) for row in self.history)
 
     def without_timings(self) -> list[Row]:
         """The history as far as it must be the same each time."""
         return [{key: row[key] for key in row if key not in TIMINGS} for row in self.history]
 
-    def load_model(self, data: Path | str | None = None) -> nn.Module:
-        """The model with the weights of the last checkpoint, in evaluation mode."""
-        from iglu.lab.training.tasks import load_task
 
-        state, complaints = newest_checkpoint(self.folder)
-        if state is None:
-            raise FileNotFoundError(f"No sound checkpoint in {self.folder}. {' '.join(complaints)}".rstrip())
-        model = load_task(self.recipe, data).make_model()
-        model.load_state_dict(state["model"])
-        return model.eval()
+def read_run(folder: Path | str) -> Run:
+    """The run in ``folder``; a MistakeError names the file that is not what it should be."""
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise MistakeError(f"{folder} is not the folder of a run: it has no {RECIPE}")
+    recipe = checked_recipe(_json(folder / RECIPE), str(folder / RECIPE))
+    state = _json(folder / STATE) if (folder / STATE).exists() else {"status": "unfinished"}
+    status, message = checked_state(state, str(folder / STATE))
+    history = checked_history(_json_lines(folder / METRICS), str(folder / METRICS))
+    return Run(folder, recipe, status, history, message, _last_start(folder / PROVENANCE))
 
 
-def read_run(folder: Path | str, complaints: list[str] | None = None) -> Run:
-    """The run in ``folder``; a ValueError says what is wrong with it.  With a list for ``complaints``, lines
-    of metrics that cannot be read are left out and named there."""
-    folder, bad_lines = Path(folder), list[str]()
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def checked_recipe(value: Any, where: str) -> Recipe:
+    if not isinstance(value, dict):
+        raise MistakeError(f"{where} cannot be read: not a recipe")
     try:
-        recipe = Recipe.from_dict(json.loads((folder / RECIPE).read_text()))
-        state = json.loads(_text(folder / STATE) or '{"status": "unfinished"}')
-        history = _history(folder / METRICS, bad_lines)
-        if bad_lines and complaints is None:
-            raise ValueError(bad_lines[0])
-        run = Run(folder, recipe, state["status"], history, state.get("message", ""))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{folder} cannot be read: {error}") from error
-    if complaints is not None:
-        complaints += bad_lines
-    return run
+        return Recipe.from_dict(value)
+    except MistakeError as error:
+        raise MistakeError(f"{where} cannot be read: {error}") from error
 
 
-def read_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
-    """Every run below ``folder``, and what is wrong: folders that cannot be read, and lines of metrics, which
-    are left out."""
-    complaints: list[str] = []
-
-    def read(path: Path) -> Run | None:
-        try:
-            return read_run(path.parent, complaints)
-        except ValueError as error:
-            complaints.append(str(error))
-            return None
-
-    runs = [read(path) for path in sorted(Path(folder).rglob(RECIPE))]
-    return [run for run in runs if run is not None], complaints
+def checked_state(value: Any, where: str) -> tuple[str, str]:
+    """Status and message."""
+    status = value.get("status") if isinstance(value, dict) else None
+    message = value.get("message", "") if isinstance(value, dict) else None
+    if status not in STATUSES or not isinstance(message, str):
+        raise MistakeError(f"{where} cannot be read: it does not say how the run ended")
+    return status, message
 
 
-def _history(path: Path, bad_lines: list[str]) -> tuple[Row, ...]:
-    rows = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        row = _epoch(line)
-        if row is None:
-            bad_lines.append(f"line {number} of {path} is not an epoch's metrics")
-        else:
-            rows.append(row)
+def checked_history(rows: list[Any], where: str) -> tuple[Row, ...]:
+    """A row an epoch, from 1, in order, each of numbers but for what an observer added."""
+    for number, row in enumerate(rows, start=1):
+        if not _is_epoch(row, number):
+            raise MistakeError(f"{where} cannot be read: line {number} is not the metrics of epoch {number}")
     return tuple(rows)
 
 
-def _epoch(line: str) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    is_epoch = isinstance(row, dict) and isinstance(row.get("epoch"), int)
-    return row if is_epoch and not SHOWN_METRICS.isdisjoint(row) else None
+def _is_epoch(row: Any, number: int) -> bool:
+    return (
+        isinstance(row, dict)
+        and type(row.get("epoch")) is int
+        and row["epoch"] == number
+        and any(name in row for name in _METRICS_OF_AN_EPOCH)
+        and all(_is_fit(name, value) for name, value in row.items())
+    )
 
 
-def _text(path: Path) -> str:
+def _is_fit(name: str, value: Any) -> bool:
+    is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+    is_metric = name in (*_METRICS_OF_AN_EPOCH, *TIMINGS) or name.startswith(("test_", "train_", "bits_"))
+    return is_number or not (is_metric or isinstance(value, int))
+
+
+def _last_start(path: Path) -> dict[str, Any]:
+    """Without it a run's numbers stand as they are."""
     try:
-        return path.read_text()
+        lines = _json_lines(path)
+    except MistakeError:
+        return {}
+    return lines[-1] if lines and isinstance(lines[-1], dict) else {}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise MistakeError(f"{path} cannot be read: {error or type(error).__name__}") from error
+
+
+def _json_lines(path: Path) -> list[Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        return ""
+        return []
+    except (ValueError, OSError) as error:
+        raise MistakeError(f"{path} cannot be read: {error}") from error
+    return [
+        parsed(line, f"{path} cannot be read: line {number}") for number, line in enumerate(lines, start=1)
+    ]
+
+
+def parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MistakeError(f"{where} is not JSON") from error

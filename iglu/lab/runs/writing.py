@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs import provenance
 from iglu.lab.runs.folder import PROVENANCE, RECIPE, STATE, Run, read_run
@@ -65,6 +66,6 @@ def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:
         f"{key} was {before[key]!r}, now {after[key]!r}" for key in before if before[key] != after[key]
     ]
     if differences:
-        raise ValueError(
+        raise MistakeError(
             f"{folder} holds another run: {'; '.join(differences)}. Choose another --out, or remove it."
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.writing import FolderInUseError
@@ -102,7 +103,7 @@ def _attempt(
         return Outcome(recipe, fit(recipe, data=data, out=out, observers=[observer, *tail_observers(recipe)]))
     except FolderInUseError as error:
         return error
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, MistakeError, ImportError) as error:
         return Outcome(recipe, None, str(error))
     except Exception as error:
         return Outcome(recipe, None, f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -123,6 +124,6 @@ def missing_data(cells: Sequence[Recipe], data: Path | str | None) -> list[Outco
 def _why_not(recipe: Recipe, data: Path | str | None) -> str:
     try:
         load_task(recipe, data)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, MistakeError, ImportError) as error:
         return str(error)
     return ""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from iglu.functional import check_choice
 from iglu.lab import paper
-from iglu.lab.fields import check_field, checked
-from iglu.lab.recipes import Recipe, get_recipe
+from iglu.lab.mistakes import MistakeError, as_mistakes
+from iglu.lab.recipes import Recipe, check_field, checked, get_recipe
 from iglu.lab.runs.folder import RECIPE, Run, read_run
 from iglu.lab.training.tasks import MODELS
 
@@ -65,11 +65,11 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
     else:
         near = difflib.get_close_matches(target, TABLES, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(TABLES)} and FILE.toml."
-        raise ValueError(f"Unknown sweep {target!r}. {hint}")
+        raise MistakeError(f"Unknown sweep {target!r}. {hint}")
     # One thread unless more are asked for: cells beside each other are faster than threads inside one.
     changed = tuple(_but(_one_thread(recipe), changes or {}) for recipe in found.recipes)
     if seeds is not None and seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+        raise MistakeError(f"--seeds must be at least 1, got {seeds}")
     return found._replace(recipes=changed, seeds=found.seeds if seeds is None else tuple(range(seeds)))
 
 
@@ -92,13 +92,13 @@ def _from_file(path: Path) -> Grid:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"There is no file {path}") from None
+        raise MistakeError(f"There is no file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+        raise MistakeError(f"{path} is not TOML: {error}") from error
     try:
         return _from_content(content, path.stem)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    except MistakeError as error:
+        raise MistakeError(f"{path}: {error}") from error
 
 
 def _from_content(content: dict[str, Any], title: str) -> Grid:
@@ -106,14 +106,14 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
     fields = {key: value for key, value in content.items() if key not in own}
     for key in fields:
         if key in _OF_THE_GRID:
-            raise ValueError(f"Unknown field {key!r}. Did you mean {_OF_THE_GRID[key]!r}?")
+            raise MistakeError(f"Unknown field {key!r}. Did you mean {_OF_THE_GRID[key]!r}?")
         check_field(key, [*own, *(name for name in Recipe.__dataclass_fields__ if name not in _OF_THE_GRID)])
     names, activations = (_words(content, key) for key in ("recipes", "activations"))
     seeds = content.get("seeds", SEEDS)
     if type(seeds) is int and seeds >= 1:
         seeds = list(range(seeds))
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise ValueError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
+        raise MistakeError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
     bases = [_but(get_recipe(name), choice) for name in names for choice in _choices(fields)]
     recipes = tuple(base.replace(activation=activation) for base in bases for activation in activations)
     return Grid(title, recipes, tuple(seeds), _plan(content.get("plan"), activations))
@@ -132,33 +132,37 @@ def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
     if content is None:
         return None
     if not isinstance(content, dict) or not {"metric", "reference"} <= content.keys() <= set(Plan._fields):
-        raise ValueError(f"plan must have metric and reference, may have claims and spread, got {content!r}")
+        raise MistakeError(
+            f"plan must have metric and reference, may have claims and spread, got {content!r}"
+        )
     claims = {text: tuple(pair) for text, pair in content.get("claims", {}).items()}
     for pair in claims.values():
         if len(pair) != 2:
-            raise ValueError(f"a claim compares two activations, got {list(pair)!r}")
+            raise MistakeError(f"a claim compares two activations, got {list(pair)!r}")
     for name in (content["reference"], *itertools.chain(*claims.values())):
-        check_choice("an activation of the plan", name, activations)
+        with as_mistakes():
+            check_choice("an activation of the plan", name, activations)
     return Plan(content["metric"], content["reference"], claims, content.get("spread"))
 
 
 def _words(content: dict[str, Any], key: str) -> list[str]:
     words = content.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"{key} must be a list of names, got {words!r}")
+        raise MistakeError(f"{key} must be a list of names, got {words!r}")
     return words
 
 
 def _but(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     for name in changes:
         if name in _OF_THE_GRID:
-            raise ValueError(f"{name} cannot be set: the {_OF_THE_GRID[name]} of a sweep are its grid")
+            raise MistakeError(f"{name} cannot be set: the {_OF_THE_GRID[name]} of a sweep are its grid")
         if name in ("devices", "nodes"):
-            raise ValueError(
+            raise MistakeError(
                 f"{name} cannot be set: a cell has one process; for more, torchrun and iglu train"
             )
     changed = recipe.replace(**{name: checked(name, value) for name, value in changes.items()})
-    check_choice("model", changed.model, MODELS)
+    with as_mistakes():
+        check_choice("model", changed.model, MODELS)
     return changed
 
 
@@ -174,10 +178,14 @@ class Survey(NamedTuple):
     complaints: list[str]
 
 
-def survey(cells: Iterable[Recipe], out: Path) -> Survey:
+def survey(cells: Iterable[Recipe], out: Path, elsewhere: Iterable[Run] = ()) -> Survey:
+    """In their folders below ``out``, or among runs that are done ``elsewhere``."""
     found = Survey([], [], {}, [])
+    others = {run.name: run for run in elsewhere}
     for cell in cells:
-        run = _existing(out / cell.folder_name, found.complaints)
+        run = others.get(cell.folder_name)
+        if run is None or not run.is_done_for(cell):
+            run = _existing(out / cell.folder_name, found.complaints)
         if run is not None and run.is_done_for(cell):
             found.done.append(run)
         else:
@@ -192,6 +200,6 @@ def _existing(folder: Path, complaints: list[str]) -> Run | None:
         return None
     try:
         return read_run(folder)
-    except ValueError as error:
+    except MistakeError as error:
         complaints.append(str(error))
         return None

@@ -22,6 +22,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, STATE, Row, Run
 from iglu.lab.runs.storage import write_json, write_json_lines
@@ -143,7 +144,7 @@ class Loop:
         self.network = network
         steps = steps_an_epoch(recipe, task.samples, fabric.world_size)
         if steps == 0 or recipe.batch < fabric.world_size:
-            raise ValueError(f"batch={recipe.batch} is too small for {fabric.world_size} processes")
+            raise MistakeError(f"batch={recipe.batch} is too small for {fabric.world_size} processes")
         self.training = Training(recipe, folder, task, network, steps, sums=_no_sums())
         self.last_save = time.monotonic()
 
@@ -373,7 +374,7 @@ def make_fabric(recipe: Recipe) -> Fabric:
             precision="32-true" if recipe.precision == "32" else recipe.precision,
         )  # fmt: skip
     if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
-        raise ValueError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
+        raise MistakeError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
     fabric.launch()
     return fabric
 

@@ -1,7 +1,7 @@
 """What images and text differ in: data, model, batches and metrics.  The training loop knows neither.
 
-A new model is a row of ``MODELS``; a new image set is a row of ``IMAGE_SETS``; text needs no row, a path in
-the data folder is enough.
+A new model is a row of ``MODELS``; a new set of images is a row of ``IMAGE_SETS`` in iglu.lab.data.sets; text
+needs none, a path in the data folder is enough.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ from torch.nn import functional as F
 
 from iglu import zoo
 from iglu.functional import check_choice
-from iglu.lab.data import augment, cache_folder, cifar, data_folder, embedded, text
-from iglu.lab.data.images import ImageSet
+from iglu.lab.data import augment, cache_folder, data_folder, text
 from iglu.lab.data.longtail import SHOTS, class_weights, long_tailed, shot_of
+from iglu.lab.data.sets import IMAGE_SETS
+from iglu.lab.mistakes import MistakeError, as_mistakes, unknown
 from iglu.lab.models.gpt2 import GPT2, GPT2Config
 from iglu.lab.models.resnet import resnet
 from iglu.lab.models.vit import ViT, ViTConfig
 from iglu.lab.recipes import Recipe
-
-IMAGE_SETS: dict[str, Callable[[Path], ImageSet]] = {
-    "cifar10": lambda root: cifar.load("cifar10", root),
-    "cifar100": lambda root: cifar.load("cifar100", root),
-    "digits": lambda _: embedded.digits(),
-}
+from iglu.lab.runs.folder import Run
+from iglu.lab.training.checkpoint import newest_checkpoint
 
 # Of images: called with the number of classes, make_activation, and whether there is normalisation.
 MakeImageModel = Callable[[int, Callable[[], nn.Module], bool], nn.Module]
@@ -141,8 +138,7 @@ class ImageTask(Task):
 
     def make_model(self) -> nn.Module:
         model = MODELS[self.recipe.model]
-        if isinstance(model, GPT2Config):
-            raise ValueError(f"{self.recipe.model} reads text, {self.recipe.dataset} holds images")
+        assert not isinstance(model, GPT2Config)
         if isinstance(model, ViTConfig):
             image = self.recipe.size or self.data.train.pixels.shape[-1]
             config = dataclasses.replace(model, image=image, dropout=self.recipe.dropout)
@@ -221,8 +217,7 @@ class TextTask(Task):
 
     def make_model(self) -> nn.Module:
         size = MODELS[self.recipe.model]
-        if not isinstance(size, GPT2Config):
-            raise ValueError(f"{self.recipe.model} reads images, {self.recipe.dataset} is text")
+        assert isinstance(size, GPT2Config)
         config = dataclasses.replace(
             size, vocabulary=self.data.vocabulary, context=self.recipe.context, dropout=self.recipe.dropout
         )
@@ -271,6 +266,22 @@ def _exp(loss: float) -> float:
 
 def load_task(recipe: Recipe, data: Path | str | None = None, device: torch.device | None = None) -> Task:
     """The data and model of a recipe; ``data`` names the folder, as in :func:`iglu.lab.data.data_folder`."""
-    check_choice("model", recipe.model, MODELS)
-    kind = ImageTask if recipe.dataset in IMAGE_SETS else TextTask
+    with as_mistakes():
+        check_choice("model", recipe.model, MODELS)
+    is_images, reads_text = recipe.dataset in IMAGE_SETS, isinstance(MODELS[recipe.model], GPT2Config)
+    if is_images and reads_text:
+        raise MistakeError(f"{recipe.model} reads text, {recipe.dataset} holds images")
+    if not is_images and not reads_text:
+        raise unknown(f"dataset for {recipe.model}, which reads images:", recipe.dataset, IMAGE_SETS)
+    kind = ImageTask if is_images else TextTask
     return kind(recipe, torch.device("cpu") if device is None else device, data_folder(data))
+
+
+def load_model(run: Run, data: Path | str | None = None) -> nn.Module:
+    """A run's model with the weights of its last checkpoint, in evaluation mode."""
+    state, complaints = newest_checkpoint(run.folder)
+    if state is None:
+        raise FileNotFoundError(f"No sound checkpoint in {run.folder}. {' '.join(complaints)}".rstrip())
+    model = load_task(run.recipe, data).make_model()
+    model.load_state_dict(state["model"])
+    return model.eval()

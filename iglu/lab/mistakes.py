@@ -1,0 +1,44 @@
+"""What the user got wrong, told apart from what this program did: a mistake ends a command with one line and
+status 2, anything else that nobody foresaw with its traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+class MistakeError(ValueError):
+    """A flag, a field, a file or a folder that cannot be meant; the message says what would do."""
+
+
+@contextlib.contextmanager
+def as_mistakes(prefix: str = "") -> Iterator[None]:
+    """What the library refuses inside is a mistake; to be put around the check alone, never around a run."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise MistakeError(f"{prefix}{error}") from error
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> MistakeError:
+    """
+    >>> print(unknown("recipe", "digit", ["digits", "vit"]))
+    Unknown recipe 'digit'. Did you mean 'digits'?
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names)}."
+    return MistakeError(f"Unknown {what} {name!r}. {hint}")
+
+
+def check_writable(folder: Path) -> None:
+    """Before hours of work: whether files can be made in ``folder``, or a folder where it is to be."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        reason = "it is not a folder" if not place.is_dir() else "it may not be written to"
+        raise MistakeError(f"{folder} cannot be written: {place} is in the way, {reason}")

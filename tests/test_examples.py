@@ -125,6 +125,18 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(
             assert said == promised, f"{page.name}, line {line}, prints something else"
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(part, id=f"line {part.line}") for part in parts(PAGES[0]) if part.kind == "python"],
+)
+def test_a_snippet_of_the_readme_runs_when_pasted_alone(block: Part) -> None:
+    for name in re.findall(r"^from (transformers|timm) ", block.text, re.MULTILINE):
+        pytest.importorskip(name)
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile("\n" * (block.line - 1) + block.text, PAGES[0], "exec"), {"__name__": "pasted"})
+
+
 # -- the reference ---------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 import torch
 
 import iglu
-from iglu import kernels
+from iglu import integrations, kernels
 from iglu.kernels import native
 
 _USAGE = "usage: iglu COMMAND [options]; iglu COMMAND --help says more"
@@ -19,7 +20,27 @@ _USAGE = "usage: iglu COMMAND [options]; iglu COMMAND --help says more"
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
+        return status
+    except BrokenPipeError:
+        if not _has_reader_gone():
+            raise
+        return 141  # 128 + SIGPIPE, as a shell says it
+
+
+def _has_reader_gone() -> bool:
+    """Whether nobody reads what we print, as after ``| head``; then nothing more is printed."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name == "doctor":
         print(doctor())
@@ -63,8 +84,9 @@ def doctor() -> str:
         f"loops        {_loops()}",
         f"entry        {'built for this torch' if native.entry is not None else native.why_no_entry}",
         f"CPU tensors  {iglu.explain(torch.ones(1))}",
-        f"beside it    {_beside()}",
+        f"beside it    {', '.join(_beside(name) for name in _BESIDE)}",
     ]
+    lines += [f"to mend      {fault}" for fault in map(_fault, _BESIDE) if fault is not None]
     if native.loops is None or native.entry is None:
         lines.append(f"to mend      {kernels.REBUILD}   (needs a C and a C++ compiler)")
     return "\n".join(lines)
@@ -87,15 +109,34 @@ def _loops() -> str:
     return f"{native.loops.capability()}, {threads}"
 
 
-def _beside() -> str:
-    return ", ".join(_version(name) for name in ("transformers", "timm", "onnxruntime", "triton"))
+# What the integrations need of each.
+_BESIDE = {
+    "transformers": ("activations", "modeling_utils"),
+    "timm": ("layers.create_act",),
+    "onnxruntime": (),
+    "triton": (),
+}
 
 
-def _version(name: str) -> str:
+def _beside(name: str) -> str:
     try:
-        return f"{name} {importlib.metadata.version(name)}"
+        version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return f"no {name}"
+    return f"{name} {version}" + ("" if _fault(name) is None else " (cannot be imported)")
+
+
+@functools.cache
+def _fault(name: str) -> str | None:
+    """Why a library that is installed cannot be imported, and what would mend it."""
+    try:
+        importlib.metadata.version(name)
+        integrations.require(name, *_BESIDE[name])
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    except ImportError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 if __name__ == "__main__":

@@ -446,8 +446,10 @@ def test_a_broken_torchvision_is_named_as_the_cause(library: str, monkeypatch: p
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(integrations, "import_module", broken)
-    with pytest.raises(ImportError, match=f"{library} cannot be imported, because the torchvision"):
+    with pytest.raises(ImportError, match=f"{library} cannot be imported, because the torchvision") as caught:
         integrations.require(library, "anything")
+    # timm cannot be imported without torchvision either
+    assert ("uninstall" in str(caught.value)) == (library == "transformers")
 
 
 def test_a_missing_library_is_named_with_its_remedy() -> None:

@@ -66,6 +66,7 @@ def _make(name: str, inplace: bool = False, **options: Any) -> nn.Module:
 def require(library: str, *modules: str) -> list[Any]:
     """Import parts of a library, or say what stands in the way."""
     try:
+        import_module(library)
         return [import_module(f"{library}.{module}") for module in modules]
     except (ImportError, RuntimeError) as error:
         raise ImportError(_reason(library, error)) from error
@@ -79,9 +80,11 @@ def _reason(library: str, error: Exception) -> str:
     except ModuleNotFoundError:
         pass
     except (ImportError, RuntimeError) as broken:
+        # timm needs it, transformers only uses it where it is there.
+        otherwise = "" if library == "timm" else ", or uninstall it"
         return (
             f"{library} cannot be imported, because the torchvision beside it cannot ({broken}). "
-            f"Install the torchvision that was built for torch {torch.__version__}, or uninstall torchvision."
+            f"Install the torchvision that was built for torch {torch.__version__}{otherwise}."
         )
     return f"{library} is installed but cannot be imported: {error}"
 

@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs wheel pictures accuracy clean
+.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
 	@echo "make test       set up, then the tests"
 	@echo "make lint       ruff and mypy"
 	@echo "make check-all  lint, the tests, and what takes minutes"
+	@echo "make matrix     the tests under each setting of processor, threads, backend and compiler"
 	@echo "make docs       build the documentation site into build/site"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
@@ -36,8 +37,9 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 demo: $(VENV)/demo.stamp
 	$(BIN)/iglu demo
 
+# Unbuffered, so that a file shows its progress too, a line for every seventy tests.
 test: $(VENV)/test.stamp
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
+	PYTHONUNBUFFERED=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
@@ -45,7 +47,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/mypy
 
 # Triton is a gigabyte and a Ray cluster takes a minute, so only here.
-check-all: lint test docs
+check-all: lint test docs matrix
 	$(PIP) triton ray
 	$(BIN)/pytest tests/test_triton.py
 	$(BIN)/pytest -m slow
@@ -55,6 +57,9 @@ check-all: lint test docs
 docs: $(VENV)/test.stamp
 	$(PIP) --no-build-isolation --editable '.[lab,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+matrix: $(VENV)/test.stamp
+	tools/check_settings --numprocesses 2 --dist worksteal
 
 wheel: $(VENV)/test.stamp
 	tools/check_wheel

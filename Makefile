@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy clean
+.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy arm clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
@@ -16,6 +16,7 @@ help:
 	@echo "make docs       build the documentation site into build/site"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
+	@echo "make arm        the same for 64-bit ARM, cross-built and run under qemu"
 	@echo "make pictures   draw the pictures of the README and the docs"
 	@echo "make clean      remove what was built"
 
@@ -69,6 +70,9 @@ pictures: $(VENV)/test.stamp
 
 accuracy: $(VENV)/test.stamp
 	$(BIN)/python tools/accuracy.py
+
+arm:
+	tools/check_arm
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info iglu/*.so

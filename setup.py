@@ -31,7 +31,7 @@ kernels = Extension(
     "iglu._kernels",
     sources=[f"{CPU}/{name}.c" for name in ("module", "run", "baseline", "avx2", "avx512")],
     depends=[f"{CPU}/{name}" for name in ("loops.c", "loops.h", "spans.h", "run.h")]
-    + [f"{CPU}/{name}.h" for name in ("operations", "formulas", "polynomials")],
+    + [f"{CPU}/{name}.h" for name in ("operations", "formulas", "polynomials", "wide", "tables")],
     define_macros=[("Py_LIMITED_API", hex(PYTHON))],
     extra_compile_args=FLAGS,
     libraries=[] if sys.platform == "win32" else ["m"],

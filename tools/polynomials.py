@@ -1,7 +1,7 @@
 """Fit the polynomials of the native kernels and of iglu/formulas.py (needs mpmath; about a minute).
 
-    python tools/polynomials.py           print the C header and the table _SLOPE_TAIL
-    python tools/polynomials.py --write   and write iglu/kernels/cpu/polynomials.h
+    python tools/polynomials.py           print the C headers and the table _SLOPE_TAIL
+    python tools/polynomials.py --write   and write polynomials.h and tables.h of iglu/kernels/cpu
 
 Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded
 to their precision one by one, lowest order first, each time refitting those that are left.  A polynomial
@@ -21,7 +21,7 @@ import numpy as np
 from mpmath import atan, cos, log, lu_solve, matrix, mp, mpf, pi, sqrt
 
 mp.dps = 60
-HEADER = pathlib.Path(__file__).parent.parent / "iglu" / "kernels" / "cpu" / "polynomials.h"
+CPU = pathlib.Path(__file__).parent.parent / "iglu" / "kernels" / "cpu"
 Real = Callable[[mpf], mpf]
 
 
@@ -61,6 +61,8 @@ class Fit(NamedTuple):
     terms: int
     dtype: type[np.floating] | None  # None: do not round
     centre: float = 0.0
+    interval: tuple[mpf, mpf] = (mpf(0), mpf(1))
+    first_in_two: bool = False  # the first coefficient as the sum of two numbers
 
     @property
     def digits(self) -> int:
@@ -85,6 +87,14 @@ FITS = (
     Fit("far_slope_half", far_slope, relative(far_slope), 9, np.float32),
     Fit("near_slope_half", near_slope, relative(near_slope), 10, np.float32, 0.729),
 )
+# In t = 1/|u| where |u| > 1, in |u| elsewhere: a polynomial for each of the pieces around k/PIECES.
+PIECES = 15
+TABLES = {
+    "NEAR_VALUE": lambda a: mpf(1) / 2 - atan(a) / pi,
+    "FAR_VALUE": lambda t: arctan_over(t * t),
+    "NEAR_SLOPE": near_slope,
+    "FAR_SLOPE": lambda t: far_slope(t * t),
+}
 SLOPE_TAIL = (
     Fit("float32", far_slope, relative(far_slope), 12, None),
     Fit("float64", far_slope, relative(far_slope), 22, None),
@@ -132,7 +142,8 @@ def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
     """The centre, the coefficients and the largest weighted error."""
     centre = good_centre(fit)
     nodes = 4 * fit.terms
-    points = [(1 - cos(pi * (2 * k + 1) / (2 * nodes))) / 2 for k in range(nodes)]
+    low, high = fit.interval
+    points = [low + (high - low) * (1 - cos(pi * (2 * k + 1) / (2 * nodes))) / 2 for k in range(nodes)]
     scale = [fit.weight(x) for x in points]
     powers = [[w * (x - centre) ** i for i in range(fit.terms)] for x, w in zip(points, scale, strict=True)]
     left = [w * fit.function(x) for x, w in zip(points, scale, strict=True)]
@@ -153,14 +164,17 @@ def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
         coefficients = guess
     while len(coefficients) < fit.terms:
         first = len(coefficients)
-        coefficients.append(rounded(solve([row[first:] for row in powers], left, lawson)[0], fit.dtype))
+        exact = solve([row[first:] for row in powers], left, lawson)[0]
+        coefficients.append(rounded(exact, fit.dtype))
+        if fit.first_in_two and first == 0:
+            coefficients[0] += rounded(exact - coefficients[0], fit.dtype)
         left = [value - row[first] * coefficients[-1] for row, value in zip(powers, left, strict=True)]
 
     def error(x: mpf) -> mpf:
         value = sum(c * (x - centre) ** i for i, c in enumerate(coefficients))
         return abs(fit.weight(x) * (value - fit.function(x)))
 
-    return centre, coefficients, max(error(mpf(k) / 500) for k in range(501))
+    return centre, coefficients, max(error(low + (high - low) * k / 500) for k in range(501))
 
 
 def fitted_fraction(function: Real, degree: int) -> tuple[list[mpf], list[mpf], mpf]:
@@ -250,6 +264,46 @@ def header() -> str:
     return "\n".join(about) + "\n\n" + "\n\n".join([*map(as_c, FITS), fraction_as_c()]) + "\n"
 
 
+def piece_of(function: Real, k: int) -> Fit:
+    """The function of (k + d)/PIECES, as a polynomial in d."""
+
+    def of(d: mpf) -> mpf:
+        return function((k + d) / PIECES)
+
+    half = mpf(1) / 2
+    interval = (-half if k > 0 else mpf(0), half if k < PIECES else mpf(0))
+    return Fit(f"piece_{k}", of, relative(of), 5, np.float32, interval=interval, first_in_two=True)
+
+
+def table_as_c(name: str, function: Real) -> str:
+    columns, errors = [], []
+    for k in range(PIECES + 1):
+        _, coefficients, worst = fitted(piece_of(function, k))
+        first = rounded(coefficients[0], np.float32)
+        columns.append([first, *coefficients[1:], coefficients[0] - first])
+        errors.append(worst)
+    lines = [f"/* error 2^{float(log(max(errors), 2)):.1f} */", f"static const float {name}[6][16] = {{"]
+    for row in zip(*columns, strict=True):
+        literals = [short_hex(each) + "f" for each in row]
+        rows = [", ".join(literals[i : i + 4]) for i in range(0, 16, 4)]
+        lines.append("    {" + ",\n     ".join(rows) + "},")
+    return "\n".join([*lines, "};"])
+
+
+def tables() -> str:
+    about = [
+        "/* The tables of wide.h, written by tools/polynomials.py: do not edit.",
+        " *",
+        " * Column k holds the coefficients, lowest first, of a polynomial in d = 15 m - k, |d| <= 1/2;",
+        " * the last row holds what the first coefficient lacks of its exact value:",
+        " *   NEAR_VALUE  1/2 - arctan(m)/pi",
+        " *   FAR_VALUE   arctan(m)/m",
+        " *   NEAR_SLOPE  1/2 - (arctan(m) + m/(1+m^2))/pi",
+        " *   FAR_SLOPE   (arctan(m)/m - 1/(1+m^2))/(pi m^2) */",
+    ]
+    return "\n".join(about) + "\n\n" + "\n\n".join(table_as_c(*each) for each in TABLES.items()) + "\n"
+
+
 def slope_tail() -> str:
     lines = ["_SLOPE_TAIL = {"]
     for fit in SLOPE_TAIL:
@@ -264,9 +318,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help=f"write {HEADER.name}")
-    text = header()
+    parser.add_argument("--write", action="store_true", help="write the headers")
+    texts = {"polynomials.h": header(), "tables.h": tables()}
     if parser.parse_args().write:
-        HEADER.write_text(text)
-    print(text)
-    print(slope_tail())
+        for name, text in texts.items():
+            (CPU / name).write_text(text)
+    print(*texts.values(), slope_tail(), sep="\n")

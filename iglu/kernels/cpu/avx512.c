@@ -13,6 +13,7 @@
 #define LOOPS iglu_avx512_loops
 #define FUSED_MULTIPLY_ADD 1
 #define F16C 1
+#define WIDE 1
 #include "loops.c"
 
 #if defined(__clang__)

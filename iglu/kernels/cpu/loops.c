@@ -1,5 +1,5 @@
 /* The loops, in plain C, written once and included by one short file for each instruction set (baseline.c,
- * avx2.c, avx512.c), which sets LOOPS, the name of the table, and FUSED_MULTIPLY_ADD and F16C, 0 or 1. */
+ * avx2.c, avx512.c), which sets LOOPS, the name of the table, and FUSED_MULTIPLY_ADD, F16C and WIDE, 0 or 1. */
 
 #include <stdint.h>
 #include <string.h>
@@ -256,9 +256,11 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 
 #define LOOP(TYPE, OPERATION, FAMILY, PARTS, ANY) OPERATION##_##FAMILY##_##TYPE##_##PARTS##ANY
 
-#define LOOPS_OF(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                            \
+#define FLOAT_LOOP(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                          \
     DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, UP, GRAD, SECOND, \
-               PARTS, ANY)                                                                                   \
+               PARTS, ANY)
+
+#define OTHER_LOOPS(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                         \
     DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f64, double, UP, GRAD, SECOND, \
                PARTS, ANY)                                                                                   \
     DENSE_LOOP(LOOP(half, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, half, float, UP, GRAD, SECOND, \
@@ -269,12 +271,12 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
         converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                       \
     }
 
+#define LOOPS_OF(...) FLOAT_LOOP(__VA_ARGS__) OTHER_LOOPS(__VA_ARGS__)
+
+/* Operations beside value, forward and backward. */
 #define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                         \
-    LOOPS_OF(value, FAMILY, 0, 0, 0, 0, ANY)                                                                 \
     LOOPS_OF(gate, FAMILY, 0, 0, 0, 0, ANY)                                                                  \
     LOOPS_OF(glu, FAMILY, 1, 0, 0, 0, ANY)                                                                   \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 0, ANY)                                                        \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 1, ANY)                                                        \
     LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 0, ANY)                                                         \
     LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 1, ANY)                                                         \
     LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 0, ANY)                                                          \
@@ -284,6 +286,29 @@ LOOPS_OF_FAMILY(exact, 0)
 LOOPS_OF_FAMILY(exact, 1)
 LOOPS_OF_FAMILY(rational, 0)
 LOOPS_OF_FAMILY(rational, 1)
+
+#if WIDE
+#include "wide.h"
+#else
+FLOAT_LOOP(value, exact, 0, 0, 0, 0, 0)
+FLOAT_LOOP(value, rational, 0, 0, 0, 0, 0)
+FLOAT_LOOP(value_backward, exact, 0, 1, 0, 0, 0)
+FLOAT_LOOP(value_backward, exact, 0, 1, 0, 1, 0)
+#endif
+OTHER_LOOPS(value, exact, 0, 0, 0, 0, 0)
+OTHER_LOOPS(value, rational, 0, 0, 0, 0, 0)
+OTHER_LOOPS(value_backward, exact, 0, 1, 0, 0, 0)
+OTHER_LOOPS(value_backward, exact, 0, 1, 0, 1, 0)
+LOOPS_OF(value_backward, rational, 0, 1, 0, 0, 0)
+LOOPS_OF(value_backward, rational, 0, 1, 0, 1, 0)
+
+#define VALUE_LOOPS_OF_ANY_SIGMA(FAMILY)                                                                     \
+    LOOPS_OF(value, FAMILY, 0, 0, 0, 0, 1)                                                                   \
+    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 0, 1)                                                          \
+    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 1, 1)
+VALUE_LOOPS_OF_ANY_SIGMA(exact)
+VALUE_LOOPS_OF_ANY_SIGMA(rational)
+
 LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 0)
 LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 1)
 LOOPS_OF(output_backward, rational, 0, 1, 0, 1, 0)

@@ -11,6 +11,10 @@
 
 #include "spans.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 /* Elements for which a second thread pays: it costs about 2 us to call. */
 #define GRAIN 16384
 /* Elements whose parts of a sum are added in one go. */
@@ -37,8 +41,10 @@ int iglu_use(const char *name)
         return 0;
     }
 #if defined(__x86_64__)
-    int has_avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    /* clang's __builtin_cpu_supports does not know f16c in every version */
+    unsigned a, b, c, d;
+    int has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
     if (strcmp(name, "avx2") == 0 && has_avx2) {
         loops = &iglu_avx2_loops, loops_name = "avx2";
         return 0;

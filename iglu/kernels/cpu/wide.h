@@ -1,0 +1,170 @@
+/* Loops over float that AVX-512 has better instructions for than a compiler finds: included by loops.c where
+ * WIDE is 1.  The same equations and the same names as in formulas.h, sixteen elements at once, for one
+ * sigma > 0:
+ *
+ *   rational value   the quotient from the estimate of a reciprocal and one correction, instead of a division
+ *   exact value,     a polynomial of degree 4 for each sixteenth of 0 <= m <= 1, coefficients looked up in
+ *   exact slope      registers, instead of one of degree 8 and of two of degrees 10 and 12 for the whole range
+ *
+ * Arguments of minima and maxima are in the order that lets a NaN and a -0 through. */
+
+#include "tables.h"
+
+typedef struct {
+    __m512 sigma, sigma_low, inverse, floor, floor_error, largest;
+} scale_wide;
+
+IGLU_INLINE scale_wide scale_wide_of(const iglu_span *span)
+{
+#define CONSTANT(name) _mm512_set1_ps(*(const float *)span->constants[name])
+    scale_wide k = {CONSTANT(IGLU_SIGMA), CONSTANT(IGLU_SIGMA_LOW),   CONSTANT(IGLU_INVERSE),
+                    CONSTANT(IGLU_FLOOR), CONSTANT(IGLU_FLOOR_ERROR), CONSTANT(IGLU_LARGEST)};
+#undef CONSTANT
+    return k;
+}
+
+IGLU_INLINE __m512 size_wide(__m512 x, scale_wide k) { return _mm512_min_ps(k.largest, _mm512_abs_ps(x)); }
+
+IGLU_INLINE __m512 positive_part_wide(__m512 x) { return _mm512_max_ps(_mm512_setzero_ps(), x); }
+
+/* -- rational ------------------------------------------------------------------------------------------ */
+
+/* q = x r misses x/d by 2^-14 of it, and q + (x - d q) r by 2^-28 and a rounding. */
+IGLU_INLINE __m512 quotient_wide(__m512 x, __m512 d)
+{
+    __m512 r = _mm512_rcp14_ps(d), q = _mm512_mul_ps(x, r);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(d, q, x), r, q);
+}
+
+/* |x| is cut at a = 2^100, so that the estimate is neither 0 nor subnormal; the tail is 1/(2 sigma) by then. */
+IGLU_INLINE __m512 rational_value_wide(__m512 x, scale_wide k)
+{
+    __m512 cut = _mm512_min_ps(k.largest, _mm512_mul_ps(_mm512_set1_ps(0x1p100f), k.inverse));
+    __m512 size = _mm512_min_ps(cut, _mm512_abs_ps(x)), two = _mm512_set1_ps(2);
+    __m512 d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma_low), size, two);
+    d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma), size, d);
+    return _mm512_sub_ps(positive_part_wide(x), quotient_wide(size, d));
+}
+
+/* -- exact --------------------------------------------------------------------------------------------- */
+
+/* The coefficients of a near and of a far function by order and piece, and what the first ones lack. */
+typedef struct {
+    __m512 near[5], far[5], near_low, far_low;
+} pieces;
+
+IGLU_INLINE pieces pieces_of(const float near[6][16], const float far[6][16])
+{
+    pieces p;
+    for (int order = 0; order < 5; order++) {
+        p.near[order] = _mm512_loadu_ps(near[order]);
+        p.far[order] = _mm512_loadu_ps(far[order]);
+    }
+    p.near_low = _mm512_loadu_ps(near[5]);
+    p.far_low = _mm512_loadu_ps(far[5]);
+    return p;
+}
+
+/* m = min(a, t), the piece it is in, 16 more where a >= 1, and its distance from the middle of that piece. */
+typedef struct {
+    __m512 m, distance;
+    __m512i piece;
+    __mmask16 is_far;
+} place;
+
+IGLU_INLINE place place_of(__m512 a, __m512 t)
+{
+    /* Added to 15 m, it leaves the nearest integer, and the 16, in the last bits. */
+    const __m512 near = _mm512_set1_ps(0x1.8p23f), far = _mm512_set1_ps(0x1.8p23f + 16);
+    const __m512 count = _mm512_set1_ps(15);
+    place p = {.m = _mm512_min_ps(t, a), .is_far = _mm512_cmp_ps_mask(a, _mm512_set1_ps(1), _CMP_NLT_UQ)};
+    __m512 offset = _mm512_mask_mov_ps(near, p.is_far, far), sum = _mm512_fmadd_ps(count, p.m, offset);
+    p.piece = _mm512_castps_si512(sum);
+    p.distance = _mm512_fmsub_ps(count, p.m, _mm512_sub_ps(sum, offset));
+    return p;
+}
+
+#define COEFFICIENT(order) _mm512_permutex2var_ps(of.near[order], at.piece, of.far[order])
+
+/* All but the first coefficient, divided by the distance. */
+IGLU_INLINE __m512 higher_terms(pieces of, place at)
+{
+    __m512 p = COEFFICIENT(4);
+    p = _mm512_fmadd_ps(p, at.distance, COEFFICIENT(3));
+    p = _mm512_fmadd_ps(p, at.distance, COEFFICIENT(2));
+    return _mm512_fmadd_ps(p, at.distance, COEFFICIENT(1));
+}
+
+/* |x| tail is |x| (1/2 - arctan(a)/pi) near, and (arctan(t)/t)/(pi sigma) far. */
+IGLU_INLINE __m512 exact_value_wide(__m512 x, scale_wide k, pieces of)
+{
+    __m512 size = size_wide(x, k), a = _mm512_mul_ps(k.sigma, size);
+    place at = place_of(a, _mm512_div_ps(_mm512_set1_ps(1), a));
+    __m512 low = _mm512_permutex2var_ps(of.near_low, at.piece, of.far_low);
+    __m512 p = _mm512_add_ps(_mm512_fmadd_ps(higher_terms(of, at), at.distance, low), COEFFICIENT(0));
+    __m512 scale = _mm512_mask_mov_ps(size, at.is_far, k.floor);
+    return _mm512_fnmadd_ps(scale, p, positive_part_wide(x));
+}
+
+/* As in formulas.h, the tail being t^3 p far. */
+IGLU_INLINE __m512 exact_slope_wide(__m512 x, scale_wide k, pieces of)
+{
+    const __m512 one = _mm512_set1_ps(1);
+    __m512 size = size_wide(x, k), a = _mm512_mul_ps(k.sigma, size), t = _mm512_div_ps(one, a);
+    __m512 a_low = _mm512_fmadd_ps(k.sigma_low, size, _mm512_fmsub_ps(k.sigma, size, a));
+    __m512 t_error = _mm512_fnmadd_ps(a_low, t, _mm512_fnmadd_ps(a, t, one));
+    place at = place_of(a, t);
+    __m512 m_low = _mm512_mask_mul_ps(a_low, at.is_far, t, t_error);
+    at.distance = _mm512_fmadd_ps(_mm512_set1_ps(15), m_low, at.distance);
+    __m512 p = _mm512_fmadd_ps(higher_terms(of, at), at.distance, COEFFICIENT(0));
+    __m512 far = _mm512_mul_ps(t, _mm512_mul_ps(_mm512_mul_ps(t, t), p));
+    __m512 far_error = _mm512_add_ps(t_error, _mm512_add_ps(t_error, t_error));
+    __m512 tail = _mm512_mask_mov_ps(p, at.is_far, _mm512_fmadd_ps(far, far_error, far));
+    return _mm512_mask_sub_ps(tail, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLT_UQ), one, tail);
+}
+
+#undef COEFFICIENT
+
+/* -- the loops ----------------------------------------------------------------------------------------- */
+
+/* RESULT is of `at`, and of `grad`, if GRAD says so. */
+#define WIDE_LOOP(FUNCTION, GRAD, PREPARED, RESULT)                                                          \
+    static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
+    {                                                                                                        \
+        const float *x = span->x, *grads = span->grad;                                                       \
+        float *first = span->first;                                                                          \
+        const scale_wide k = scale_wide_of(span);                                                            \
+        PREPARED                                                                                             \
+        int64_t i = 0;                                                                                       \
+        for (; i + 16 <= n; i += 16) {                                                                       \
+            __m512 at = _mm512_loadu_ps(x + i), grad = GRAD ? _mm512_loadu_ps(grads + i) : at;               \
+            (void)grad;                                                                                      \
+            _mm512_storeu_ps(first + i, RESULT);                                                             \
+        }                                                                                                    \
+        if (i < n) {                                                                                         \
+            const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);                                         \
+            __m512 at = _mm512_maskz_loadu_ps(rest, x + i);                                                  \
+            __m512 grad = GRAD ? _mm512_maskz_loadu_ps(rest, grads + i) : at;                                \
+            (void)grad;                                                                                      \
+            _mm512_mask_storeu_ps(first + i, rest, RESULT);                                                  \
+        }                                                                                                    \
+    }
+
+WIDE_LOOP(LOOP(f32, value, rational, 0, 0), 0, , rational_value_wide(at, k))
+WIDE_LOOP(LOOP(f32, value, exact, 0, 0), 0, pieces of = pieces_of(NEAR_VALUE, FAR_VALUE);
+          of.far_low = _mm512_fmadd_ps(of.far[0], k.floor_error, of.far_low);
+          , exact_value_wide(at, k, of))
+WIDE_LOOP(LOOP(f32, value_backward, exact, 0, 0), 1, const pieces of = pieces_of(NEAR_SLOPE, FAR_SLOPE);
+          , _mm512_mul_ps(grad, exact_slope_wide(at, k, of)))
+
+/* The gradient of x is the same to the last bit whether that of sigma is asked for or not. */
+static void LOOP(f32, value_backward, exact, 1, 0)(const iglu_span *span, int64_t n)
+{
+    const float *x = span->x, *grad = span->grad;
+    float *parts = span->parts;
+    const scale_f32 k = scale_at_f32(constants_of_f32(span), 0);
+    INDEPENDENT for (int64_t i = 0; i < n; i++) parts[i] = grad[i] * exact_by_sigma_f32(x[i], k);
+    LOOP(f32, value_backward, exact, 0, 0)(span, n);
+}
+
+#undef WIDE_LOOP

@@ -11,14 +11,14 @@
 #include "tables.h"
 
 typedef struct {
-    __m512 sigma, sigma_low, inverse, floor, floor_error, largest;
+    __m512 sigma, sigma_low, floor, floor_error, largest;
 } scale_wide;
 
 IGLU_INLINE scale_wide scale_wide_of(const iglu_span *span)
 {
 #define CONSTANT(name) _mm512_set1_ps(*(const float *)span->constants[name])
-    scale_wide k = {CONSTANT(IGLU_SIGMA), CONSTANT(IGLU_SIGMA_LOW),   CONSTANT(IGLU_INVERSE),
-                    CONSTANT(IGLU_FLOOR), CONSTANT(IGLU_FLOOR_ERROR), CONSTANT(IGLU_LARGEST)};
+    scale_wide k = {CONSTANT(IGLU_SIGMA), CONSTANT(IGLU_SIGMA_LOW), CONSTANT(IGLU_FLOOR),
+                    CONSTANT(IGLU_FLOOR_ERROR), CONSTANT(IGLU_LARGEST)};
 #undef CONSTANT
     return k;
 }
@@ -39,7 +39,7 @@ IGLU_INLINE __m512 quotient_wide(__m512 x, __m512 d)
 /* |x| is cut at a = 2^100, so that the estimate is neither 0 nor subnormal; the tail is 1/(2 sigma) by then. */
 IGLU_INLINE __m512 rational_value_wide(__m512 x, scale_wide k)
 {
-    __m512 cut = _mm512_min_ps(k.largest, _mm512_mul_ps(_mm512_set1_ps(0x1p100f), k.inverse));
+    __m512 cut = _mm512_min_ps(k.largest, _mm512_div_ps(_mm512_set1_ps(0x1p100f), k.sigma));
     __m512 size = _mm512_min_ps(cut, _mm512_abs_ps(x)), two = _mm512_set1_ps(2);
     __m512 d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma_low), size, two);
     d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma), size, d);

@@ -65,9 +65,9 @@ def through(values: torch.Tensor, activation: nn.Module | None = None):
 def test_functions_inside_a_forward_are_seen_each_where_it_is_called():
     found = probe(Functional(), inputs())
     assert [layer.name for layer in found.layers] == [
-        "relu", "relu #2", "tanh", "gelu", "act", "iglu", "relu #3",
+        "relu", "relu 2", "tanh", "gelu", "gelu 2", "gelu 3", "act", "iglu", "relu 3",
     ]  # fmt: skip
-    assert [layer.calls for layer in found.layers] == [1, 1, 1, 3, 1, 1, 1]
+    assert [layer.calls for layer in found.layers] == [1] * 9
     assert all(layer.site.source.startswith("test_probing.py:") for layer in found.layers)
 
 
@@ -87,8 +87,75 @@ def test_modules_of_torch_and_ours_are_seen_once_and_their_insides_not():
 
 def test_a_module_used_at_two_places_gives_two_layers():
     found = probe(Shared(), inputs())
-    assert [layer.name for layer in found.layers] == ["act", "act #2"]
+    assert [layer.name for layer in found.layers] == ["act", "act 2"]
     assert found.layers[0].site.places == found.layers[1].site.places == ("act",)
+
+
+class Loop(nn.Module):
+    """One activation, as a module or as a function, over inputs of other scales at every turn."""
+
+    def __init__(self, act, turns=3):
+        super().__init__()
+        self.act, self.turns, self.passes = act, turns, 0
+
+    def forward(self, x):
+        self.passes += 1
+        turns = self.turns(self.passes) if callable(self.turns) else self.turns
+        for turn in range(turns):
+            self.act(x * 10.0 ** (turn % 8))
+        return x
+
+
+@pytest.mark.parametrize("act", [nn.GELU(), F.gelu], ids=["module", "function"])
+def test_the_turns_of_a_loop_are_layers_of_their_own(act):
+    found = probe(Loop(act), [inputs(seed=seed) for seed in range(2)])
+    assert [layer.name for layer in found.layers] == ["act", "act 2", "act 3"]
+    assert [layer.calls for layer in found.layers] == [2, 2, 2]
+    for turn, layer in enumerate(found.layers):
+        assert layer.scale == pytest.approx(10**turn, rel=0.1)
+        assert layer.n == 2 * 500 * 8
+        # of a Gaussian, not of a mixture of three
+        assert layer.index().verdict == "like"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [lambda number: 1 + number % 3, lambda number: 4 - number, lambda number: number, lambda _: 40],
+    ids=["other", "fewer", "more", "many"],
+)
+def test_turns_that_are_not_the_same_in_every_pass_or_too_many_are_one_layer(turns):
+    batches = [inputs(50, seed=seed) for seed in range(3)]
+    (layer,) = probe(Loop(nn.GELU(), turns), batches).layers
+    seen = torch.cat(
+        [10.0 ** (turn % 8) * x for number, x in enumerate(batches, 1) for turn in range(turns(number))]
+    ).abs()
+    assert layer.calls == sum(turns(number) for number in (1, 2, 3))
+    assert layer.n == seen.numel()
+    expected = seen.double().flatten().topk(len(layer.tail)).values
+    torch.testing.assert_close(layer.tail.values, expected, rtol=1e-6, atol=0)
+
+
+def test_a_pass_that_skips_a_loop_does_not_make_it_one_layer():
+    found = probe(Loop(nn.GELU(), lambda number: 0 if number == 2 else 3), [inputs(50)] * 3)
+    assert [layer.calls for layer in found.layers] == [2, 2, 2]
+
+
+def test_a_batch_of_several_passes_has_the_layers_of_one():
+    model = mlp(nn.GELU())
+    found = probe(model, inputs(), forward=lambda model, x: [model(x), model(2 * x), model(x)])
+    assert [(layer.name, layer.calls) for layer in found.layers] == [("1", 3)]
+    assert not model._forward_pre_hooks
+
+
+def test_loops_of_two_activations_keep_the_order_of_their_calls():
+    class Two(nn.Module):
+        def forward(self, x):
+            for _ in range(2):
+                x = F.relu(torch.tanh(x))
+            return x
+
+    found = probe(Two(), inputs())
+    assert [layer.name for layer in found.layers] == ["tanh", "relu", "tanh 2", "relu 2"]
 
 
 def test_softmax_and_gated_pairs_are_no_pointwise_activations():
@@ -416,6 +483,32 @@ def test_a_suggestion_says_how_weak_its_evidence_is(rule):
     assert "evidence is weak" in text
     assert "three networks" in text
     assert rule in text
+
+
+def test_the_nearest_sigma_of_relu_and_gelu_is_one_a_layer():
+    model = mlp(nn.ReLU(), nn.GELU(), nn.GELU())
+    suggestion = probe(model, inputs()).suggest_sigma("nearest")
+    sigmas = [layer.sigma for layer in suggestion.layers]
+    assert sigmas[0] == math.inf
+    assert all(0 < sigma < 10 for sigma in sigmas[1:])
+    assert suggestion.sigma == pytest.approx(math.sqrt(sigmas[1] * sigmas[2]))
+    assert repr(suggestion).startswith(
+        f"Suggestion: one sigma a layer, {min(sigmas):.3g} to inf over 3 layers"
+    )
+    swap(model, suggestion)
+    assert [model[place].sigma for place in (1, 3, 5)] == pytest.approx(sigmas, rel=1e-3)
+
+
+def test_probe_and_suggestion_are_tables_in_a_notebook():
+    found = probe(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4), nn.GELU()), inputs())
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == 3
+    assert "<th" in shown
+    assert "Inputs of 2 activations over 1 batches" in shown
+    assert "x &lt; 0" in shown
+    shown = found.suggest_sigma()._repr_html_()
+    assert shown.count("<tr>") == 3
+    assert "evidence is weak" in shown
 
 
 def test_a_suggestion_does_not_claim_to_know_what_lies_beyond_the_paper():

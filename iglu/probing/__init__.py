@@ -8,6 +8,7 @@ and the model is left as it was.  How little a tail index says about sigma: :mod
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import sys
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 
 from iglu.formulas import EXACT
 from iglu.functional import check_choice
+from iglu.notebooks import html_table
 from iglu.probing.sigma import RULES, Evidence, Suggestion, suggest
 from iglu.probing.stream import Moments, Stream
-from iglu.probing.table import Row, text_table
+from iglu.probing.table import COLUMNS, Row, cells, notes, text_table
+from iglu.probing.turns import Turns
 from iglu.probing.watch import Site, Watch
 from iglu.tails import Tail, TailIndex, TailWarning, hill, moment
 from iglu.tails.fits import chi_square_range
@@ -225,6 +228,12 @@ class Probe:
     def __repr__(self) -> str:
         return text_table(self.rows())
 
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        rows = self.rows()
+        title = f"Inputs of {len(rows)} activations over {self.batches} batches"
+        return html_table(title, list(COLUMNS), map(cells, rows), notes(rows))
+
 
 def probe(
     model: nn.Module,
@@ -245,8 +254,9 @@ def probe(
 
     Of each layer the ``keep`` largest magnitudes are kept exactly and ``sample`` values at random, however
     many batches there are; Hill's estimate is from the largest ``k``, by default 1% of the values or as many
-    as were kept.  Not seen: what runs inside one fused operation (``nn.LSTM``) or in TorchScript, and gated
-    pairs (``nn.GLU``), which are no function of one value.
+    as were kept.  An activation that is called several times in a pass is as many layers (``relu``,
+    ``relu 2``), if every pass calls it as often.  Not seen: what runs inside one fused operation
+    (``nn.LSTM``) or in TorchScript, and gated pairs (``nn.GLU``), which are no function of one value.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -261,22 +271,19 @@ def probe(
             raise ValueError(f"{name} must be at least 2, got {value}")
     if k is not None and not 1 <= k < keep:
         raise ValueError(f"k must be from 1 to keep - 1 = {keep - 1}, got {k}")
-    streams: dict[Site, Stream] = {}
-
-    def receive(site: Site, x: Tensor) -> None:
-        if site not in streams:
-            streams[site] = Stream(keep, sample, seed=len(streams))
-        streams[site].add(x)
-
+    seeds = itertools.count()
+    turns = Turns(lambda: Stream(keep, sample, seed=next(seeds)))
     run = _run if forward is None else forward
     device = next((parameter.device for parameter in model.parameters()), None)
     count = 0
-    watch = Watch(model, receive)
-    with _as_it_was(model, training), torch.no_grad():
+    watch = Watch(model, turns.receive)
+    with _as_it_was(model, training), torch.no_grad(), _at_each_call(model, turns.begin):
         for batch in [batches] if isinstance(batches, Tensor | Mapping) else batches:
+            turns.begin()
             with watch.on():
                 run(model, _move(batch, device))
             count += 1
+        streams = list(turns.layers())
         if count == 0:
             raise ValueError("batches is empty: there is nothing to measure")
         if not streams:
@@ -284,7 +291,7 @@ def probe(
                 f"{type(model).__name__} called no activation that could be seen in {count} batches, neither "
                 "a module nor a function of torch; fused operations and TorchScript hide theirs"
             )
-        layers = [_layer(site, stream, k, device) for site, stream in streams.items()]
+        layers = [_layer(site, stream, k, device) for site, stream in streams]
     return Probe(layers, count)
 
 
@@ -304,6 +311,16 @@ def _move(batch: Any, device: torch.device | None) -> Any:
     if type(batch) in (list, tuple):
         return type(batch)(_move(value, device) for value in batch)
     return batch
+
+
+@contextlib.contextmanager
+def _at_each_call(model: nn.Module, begin: Callable[[], None]) -> Iterator[None]:
+    """A batch may take several passes of the model, as in generating text."""
+    handle = model.register_forward_pre_hook(lambda *_: begin(), prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager

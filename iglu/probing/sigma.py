@@ -17,6 +17,7 @@ from torch import Tensor
 
 from iglu.formulas import EXACT
 from iglu.functional import check_choice
+from iglu.notebooks import html_table
 
 
 class Point(NamedTuple):
@@ -91,7 +92,9 @@ def _nearest(layer: Evidence) -> Range:
 
 class Rule(NamedTuple):
     find: Callable[[Evidence], Range]
-    by_tail: bool  # and then the model's value is that of the means over its layers, as the paper's are
+    # Then the model's value is that of the means over its layers, as the paper's are; else it is only the
+    # mean over the layers that have one between 0 and inf, and each layer takes its own.
+    by_tail: bool
     about: str
     weakness: str
 
@@ -185,7 +188,8 @@ class Suggestion(Mapping[str, str]):
     """One sigma for the model and one a layer, the rule, and how much it is worth.
 
     As a mapping it is what :func:`iglu.swap` takes, from places to names: ``iglu.swap(model, suggestion)``
-    puts the one value everywhere, ``iglu.swap(model, suggestion.by_layer)`` each layer's own.
+    puts the one value everywhere, ``iglu.swap(model, suggestion.by_layer)`` each layer's own.  The rule
+    "nearest" has no value for a model, only one a layer: what is nearest to a GELU is not to a ReLU.
     """
 
     def __init__(
@@ -244,14 +248,25 @@ class Suggestion(Mapping[str, str]):
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        sigmas = [layer.sigma for layer in self.layers]
-        lines = [
-            f"sigma = {self.sigma:.3g} [{self.low:.3g}, {self.high:.3g}] for the model, {min(sigmas):.3g} to "
-            f"{max(sigmas):.3g} over {len(sigmas)} layers",
-            f"rule {self.rule!r}: {RULES[self.rule].about}",
-            *self.notes,
+        about = f"rule {self.rule!r}: {RULES[self.rule].about}"
+        return "Suggestion: " + "\n  ".join([self._title, about, *self.notes])
+
+    def _repr_html_(self) -> str:
+        """The same with a table of the layers, for notebooks."""
+        rows = [
+            (layer.layer, f"{layer.sigma:.3g}", f"{layer.low:.3g} to {layer.high:.3g}")
+            for layer in self.layers
         ]
-        return "Suggestion: " + "\n  ".join(lines)
+        about = f"rule {self.rule!r}: {RULES[self.rule].about}"
+        return html_table(f"Suggestion: {self._title}", ("layer", "sigma", "95%"), rows, [about, *self.notes])
+
+    @property
+    def _title(self) -> str:
+        sigmas = [layer.sigma for layer in self.layers]
+        layers = f"{min(sigmas):.3g} to {max(sigmas):.3g} over {len(sigmas)} layers"
+        if self._each:
+            return f"one sigma a layer, {layers}"
+        return f"sigma = {self.sigma:.3g} [{self.low:.3g}, {self.high:.3g}] for the model, {layers}"
 
 
 def suggest(rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], activation: str) -> Suggestion:
@@ -273,14 +288,15 @@ def suggest(rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], acti
         model = RULES[rule].find(whole)
         notes += _in_words(whole, [evidence for _, _, evidence in layers])
     else:
-        model = Range(*(_mean([getattr(layer, end) for layer in found]) for end in ("sigma", "low", "high")))
+        usual = [layer for layer in found if 0 < layer.sigma < math.inf] or found
+        model = Range(*(_mean([getattr(layer, end) for layer in usual]) for end in ("sigma", "low", "high")))
     notes.append(RULES[rule].weakness)
     unreached = sum(not layer.places for layer in found)
     if unreached:
         notes.append(
             f"{unreached} of {len(found)} layers are calls inside a forward, which swap cannot reach."
         )
-    return Suggestion(rule, model, found, notes, activation)
+    return Suggestion(rule, model, found, notes, activation, each=not RULES[rule].by_tail)
 
 
 def _mean_evidence(layers: list[Evidence]) -> Evidence:

@@ -3,7 +3,7 @@
 Modules are watched by hooks.  Functions (``F.relu`` inside a forward) are watched by a mode that torch
 asks about each of its functions; it also keeps transformer layers from a fused path that would hide them.
 Calls are told apart by where in the code they are made, so that one ``nn.ReLU`` used at two places of a
-block gives two layers, and a loop gives one.
+block gives two sites; those of a loop are one site, see :mod:`iglu.probing.turns`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from iglu import functional
-from iglu.modules import IGLU, IGLUGLU
+from iglu.modules import IGLUGLU
 from iglu.swapping.slots import find_slots, function_name, is_activation, is_replaced_by_default
 
 # They live among the activations and look at more than one value at a time.
@@ -48,10 +49,11 @@ _CALL = nn.Module._call_impl.__code__
 Chain = tuple[tuple[CodeType, int], ...]
 
 
-class Site(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Site:
     """A place in the code of one module where an activation is called."""
 
-    name: str  # "layer1.0.act1", or "layer1.0: relu" for a function in a forward
+    name: str  # "layer1.0.act1", or "layer1.0: relu" for a function in a forward; not its own
     places: tuple[str, ...]  # as iglu.swap knows them, several if shared; none where swap cannot reach
     activation: str
     source: str  # "file.py:line"
@@ -82,7 +84,6 @@ class Watch:
         }
         self._slots = list(find_slots(model))
         self._sites: dict[_Key, Site] = {}
-        self._taken: set[str] = set()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -107,9 +108,9 @@ class Watch:
             key = _Key(id(owner), id(module), "", chain)
             if key not in self._sites:
                 name = self._names[id(module)]
-                replaceable = is_replaced_by_default(module) or isinstance(module, IGLU)
+                replaceable = is_replaced_by_default(module)
                 places = tuple(slot.place for slot in self._slots if slot.content is module)
-                site = Site(self._unique(name), places, repr(module), source, replaceable, module.forward)
+                site = Site(name, places, repr(module), source, replaceable, module.forward)
                 self._sites[key] = site
             self._receive(self._sites[key], x)
 
@@ -130,8 +131,8 @@ class Watch:
                 places = self._places(owner, function)
                 label = places[0] if places else f"{home}: {name}".removeprefix(": ")
                 alone = _alone(function, args[1:], kwargs)
-                replaceable = is_replaced_by_default(function) or function is functional.iglu
-                site = Site(self._unique(label), places, name, source, replaceable, alone)
+                replaceable = is_replaced_by_default(function)
+                site = Site(label, places, name, source, replaceable, alone)
                 self._sites[key] = site
             self._receive(self._sites[key], args[0])
 
@@ -139,15 +140,6 @@ class Watch:
         """Where the owner keeps this function, or the name of it."""
         kept = [slot for slot in self._slots if slot.parent is owner]
         return tuple(slot.place for slot in kept if slot.content is function or isinstance(slot.content, str))
-
-    def _unique(self, name: str) -> str:
-        taken = name
-        for number in range(2, sys.maxsize):
-            if taken not in self._taken:
-                break
-            taken = f"{name} #{number}"
-        self._taken.add(taken)
-        return taken
 
 
 class _Mode(TorchFunctionMode):

@@ -9,6 +9,7 @@ from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
 from iglu.probing import Probe, probe
 from iglu.probing.sigma import Suggestion
 from iglu.swapping import swap
+from iglu.swapping.recalibrate import harden, recalibrate
 from iglu.zoo import create
 
 __all__ = [
@@ -23,12 +24,14 @@ __all__ = [
     "explain",
     "gain",
     "gelu_scaled",
+    "harden",
     "iglu",
     "iglu_gate",
     "iglu_glu",
     "iglu_inverse",
     "iglu_log_slope",
     "probe",
+    "recalibrate",
     "swap",
     "weight_decay_groups",
 ]

@@ -11,9 +11,8 @@ import contextlib
 import itertools
 import json
 import math
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +28,7 @@ from iglu.probing.stream import Moments, Stream
 from iglu.probing.table import COLUMNS, Row, cells, notes, text_table
 from iglu.probing.turns import Turns
 from iglu.probing.watch import Site, Watch
+from iglu.running import Forward, as_it_was, device_of, each_batch, move, run
 from iglu.tails import Tail, TailIndex, TailWarning, hill, moment
 from iglu.tails.fits import chi_square_range
 
@@ -36,8 +36,6 @@ VANISHING = 1e-3  # |f'| below this passes next to nothing on
 _NORMAL_MAD = 1.482602218505602  # a Gaussian's standard deviation over its MAD
 _FRACTION = 0.01  # of the values, as far as they are kept
 _FEWEST = 10  # k of a small sample
-
-Forward = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -273,15 +271,15 @@ def probe(
         raise ValueError(f"k must be from 1 to keep - 1 = {keep - 1}, got {k}")
     seeds = itertools.count()
     turns = Turns(lambda: Stream(keep, sample, seed=next(seeds)))
-    run = _run if forward is None else forward
-    device = next((parameter.device for parameter in model.parameters()), None)
+    call = run if forward is None else forward
+    device = device_of(model)
     count = 0
     watch = Watch(model, turns.receive)
-    with _as_it_was(model, training), torch.no_grad(), _at_each_call(model, turns.begin):
-        for batch in [batches] if isinstance(batches, Tensor | Mapping) else batches:
+    with as_it_was(model, training), torch.no_grad(), _at_each_call(model, turns.begin):
+        for batch in each_batch(batches):
             turns.begin()
             with watch.on():
-                run(model, _move(batch, device))
+                call(model, move(batch, device))
             count += 1
         streams = list(turns.layers())
         if count == 0:
@@ -295,24 +293,6 @@ def probe(
     return Probe(layers, count)
 
 
-def _run(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, list | tuple):
-        batch = batch[0]
-    return model(**batch) if isinstance(batch, Mapping) else model(batch)
-
-
-def _move(batch: Any, device: torch.device | None) -> Any:
-    if device is None:
-        return batch
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _move(value, device) for key, value in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(_move(value, device) for value in batch)
-    return batch
-
-
 @contextlib.contextmanager
 def _at_each_call(model: nn.Module, begin: Callable[[], None]) -> Iterator[None]:
     """A batch may take several passes of the model, as in generating text."""
@@ -321,35 +301,6 @@ def _at_each_call(model: nn.Module, begin: Callable[[], None]) -> Iterator[None]
         yield
     finally:
         handle.remove()
-
-
-@contextlib.contextmanager
-def _as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
-    """In the wished mode, uncompiled; afterwards modes, buffers and random numbers are as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {each.device for each in (*model.parameters(), *model.buffers()) if each.device.type == "cuda"}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(sorted(devices, key=str)))
-        if "torch._dynamo" in sys.modules:  # compiled code would not be seen
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            for module, _ in modes:
-                module.training = training  # not by train(), which some models override to do more
-            yield
-        finally:
-            for module, was_training in modes:
-                module.training = was_training
-            with torch.no_grad():
-                for module, name, buffer, value in buffers:
-                    module._buffers[name] = buffer
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
 
 
 def _layer(site: Site, stream: Stream, k: int | None, device: torch.device | None) -> Layer:

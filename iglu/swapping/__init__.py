@@ -8,6 +8,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ def swap(
     model: nn.Module,
     to: Replacing | Mapping[str, Replacing],
     only: Rule | Iterable[Rule] | None = None,
+    *,
+    recalibrate: Iterable[Any] | None = None,
 ) -> Swap:
     """Replace the activations of ``model``, in place, and return a record of it.
 
@@ -61,6 +64,8 @@ def swap(
     config can express are in ``not_saved``.  A warning says if nothing was replaced, with what is there;
     ``record.undo()`` puts back what was.
 
+    ``recalibrate=batches`` lets the layers behind take up the change, see :func:`iglu.recalibrate`.
+
     >>> swap(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "iglu:0.5")
     Swap: 1 replaced, 0 functional calls left, 0 not saved
       replaced 1: ReLU() -> IGLU(sigma=0.5)
@@ -72,6 +77,11 @@ def swap(
             f"The model is itself an activation, {model}: there is no place in it for another. "
             "Use iglu.create."
         )
+    if recalibrate is not None:
+        from iglu.swapping.recalibrate import swap_and_recalibrate
+
+        done, calibration = swap_and_recalibrate(lambda: swap(model, to, only), model, recalibrate)
+        return replace(done, recalibration=calibration)
     slots = list(find_slots(model))
     rules = _rules(only)
     fillings = [_fill(slot, maker, model) for slot, maker in _choose(slots, to, rules)]

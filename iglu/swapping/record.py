@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
 from iglu.notebooks import html_table
 from iglu.swapping.forwards import MISSING
+
+if TYPE_CHECKING:
+    from iglu.swapping.recalibrate import Recalibration
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,10 @@ class Swap:
     functional: list[FunctionalCall] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list, compare=False)
+    recalibration: Recalibration | None = None
 
     def undo(self) -> None:
-        """Put everything back: modules, functions, names, the config of a transformers model.
+        """Put everything back: modules, functions, names, the config of a transformers model, weights.
 
         Where something else was put there since, nothing is touched and a RuntimeError names it: swaps are
         undone in the reverse of their order.  A second call does nothing.
@@ -97,7 +101,8 @@ class Swap:
         rows = [("replaced", each.place, f": {each.old} -> {each.new}") for each in self.replaced]
         rows += [("functional", each.place, f": {each.call} ({each.source})") for each in self.functional]
         rows += [("not saved", place, "") for place in self.not_saved]
-        return self._title + "".join(f"\n  {title} {where}{text}" for title, where, text in _grouped(rows))
+        listed = "".join(f"\n  {title} {where}{text}" for title, where, text in _grouped(rows))
+        return self._title + listed + (f"\n{self.recalibration}" if self.recalibration is not None else "")
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""

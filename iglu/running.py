@@ -1,0 +1,76 @@
+"""Run a model on batches and leave it as it was: what a probe and a recalibration have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """A batch is a tensor, a mapping of keyword arguments, or a sequence that begins with one of these."""
+    inputs = inputs_of(batch)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Of inputs and targets, the inputs."""
+    return batch[0] if isinstance(batch, list | tuple) else batch
+
+
+def each_batch(batches: Any) -> Iterable[Any]:
+    """One tensor or mapping in the place of many batches is one of them."""
+    return [batches] if isinstance(batches, Tensor | Mapping) else batches
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Of its first parameter."""
+    return next((parameter.device for parameter in model.parameters()), None)
+
+
+def move(batch: Any, device: torch.device | None) -> Any:
+    """The batch with all its tensors on the device."""
+    if device is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: move(value, device) for key, value in batch.items()}
+    if type(batch) in (list, tuple):
+        return type(batch)(move(value, device) for value in batch)
+    return batch
+
+
+@contextlib.contextmanager
+def as_it_was(model: nn.Module, training: bool = False, buffers: bool = True) -> Iterator[None]:
+    """In the wished mode, uncompiled; afterwards modes, random numbers and buffers are as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffers
+    ]
+    devices = {each.device for each in (*model.parameters(), *model.buffers()) if each.device.type == "cuda"}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(sorted(devices, key=str)))
+        if "torch._dynamo" in sys.modules:  # compiled code would not be seen
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            for module, _ in modes:
+                module.training = training  # not by train(), which some models override to do more
+            yield
+        finally:
+            for module, was_training in modes:
+                module.training = was_training
+            with torch.no_grad():
+                for module, name, buffer, value in kept:
+                    module._buffers[name] = buffer
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)

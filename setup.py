@@ -1,8 +1,10 @@
-"""The compiled parts of iglu-torch; everything else is said in pyproject.toml.
+"""The compiled part of iglu-torch; everything else is said in pyproject.toml.
 
-Both are optional.  Without a compiler the install succeeds, says so, and the formulas in plain torch serve.
+It is optional.  Without a compiler the install succeeds, says so, and the formulas in plain torch serve;
+unless IGLU_REQUIRE_LOOPS is set, as where the wheel is built and tested.
 """
 
+import os
 import platform
 import sys
 
@@ -36,32 +38,8 @@ kernels = Extension(
     extra_compile_args=FLAGS,
     libraries=[] if sys.platform == "win32" else ["m"],
     py_limited_api=True,
-    optional=True,
+    optional=not os.environ.get("IGLU_REQUIRE_LOOPS"),
 )
-
-
-def entry() -> list[Extension]:
-    """iglu._entry, in C++ against the torch at hand: only where that torch can be imported."""
-    try:
-        import torch
-        from torch.utils import cpp_extension
-    except ImportError:
-        print("iglu-torch: iglu._entry is left out: no torch at build time (iglu._kernels needs none).")
-        return []
-    return [
-        Extension(
-            "iglu._entry",
-            sources=[f"{CPU}/entry.cpp"],
-            depends=[f"{CPU}/loops.h", f"{CPU}/tensors.h"],
-            define_macros=[("IGLU_BUILT_FOR", f'"{torch.__version__}"')],
-            include_dirs=cpp_extension.include_paths(),
-            library_dirs=cpp_extension.library_paths(),
-            libraries=["c10", "torch_cpu", "torch_python"],
-            extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-g0"],
-            language="c++",
-            optional=True,
-        )
-    ]
 
 
 class BuildWhatCanBeBuilt(build_ext):
@@ -81,6 +59,6 @@ class OneWheelForEveryPython(bdist_wheel):
 
 
 setup(
-    ext_modules=[kernels, *entry()],
+    ext_modules=[kernels],
     cmdclass={"build_ext": BuildWhatCanBeBuilt, "bdist_wheel": OneWheelForEveryPython},
 )

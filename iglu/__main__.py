@@ -13,7 +13,7 @@ import torch
 
 import iglu
 from iglu import integrations, kernels
-from iglu.kernels import native
+from iglu.kernels import cpu
 
 _USAGE = "usage: iglu COMMAND [options]; iglu COMMAND --help says more"
 
@@ -82,13 +82,12 @@ def doctor() -> str:
         f"devices      {_devices()}",
         f"backend      {os.environ.get('IGLU_BACKEND', 'auto')}",
         f"loops        {_loops()}",
-        f"entry        {'built for this torch' if native.entry is not None else native.why_no_entry}",
         f"CPU tensors  {iglu.explain(torch.ones(1))}",
         f"beside it    {', '.join(_beside(name) for name in _BESIDE)}",
     ]
     lines += [f"to mend      {fault}" for fault in map(_fault, _BESIDE) if fault is not None]
-    if native.loops is None or native.entry is None:
-        lines.append(f"to mend      {kernels.REBUILD}   (needs a C and a C++ compiler)")
+    if cpu.loops is None:
+        lines.append(f"to mend      {kernels.REBUILD}   (needs a C compiler)")
     return "\n".join(lines)
 
 
@@ -101,12 +100,11 @@ def _devices() -> str:
 
 
 def _loops() -> str:
-    if native.loops is None:
-        return native.why_no_loops
-    threads = (
-        "threads of torch" if native.is_threaded else "one thread, since torch exports no torch_parallel_for"
-    )
-    return f"{native.loops.capability()}, {threads}"
+    if cpu.loops is None:
+        return cpu.why_none
+    is_threaded = cpu.parallel_for_address is not None
+    threads = "threads of torch" if is_threaded else "one thread, since torch exports no torch_parallel_for"
+    return f"{cpu.loops.capability()}, {threads}"
 
 
 # What the integrations need of each.

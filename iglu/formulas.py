@@ -62,9 +62,19 @@ _ARCTAN_EXCESS = (
     -0.0017913521733134985,
 )  # fmt: skip
 
-# |u| is kept above this, so that 1/|u| and its square are finite in every precision.  Both gates are
-# 1/2 to the last bit of a float64 long before.
+# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi as a polynomial in z = a^2 on [0, 1]: float32 to 2^-27.
+_NEAR_SLOPE = (
+    0.6366197466850281, -0.42441070079803467, 0.38190603256225586, -0.3629745543003082,
+    0.34804919362068176, -0.32248130440711975, 0.26916220784187317, -0.18400752544403076,
+    0.09205517917871475, -0.029003458097577095, 0.004240126349031925,
+)  # fmt: skip
+
+# 1/|u| is taken of no less than this, so that it and its square stay finite in every precision, also
+# where torch itself differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
 _NEGLIGIBLE = 1e-18
+
+# |x| is cut where |u| reaches this: |u| does not overflow, and every tail has long reached its limit.
+_FAR = {torch.float32: 2.0**126, torch.float64: 2.0**1022}
 
 # Half precisions are computed in float32 and rounded once.
 _COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -75,21 +85,42 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTE_DTYPE.get(dtype, dtype)
 
 
-def _product(x: Tensor, sigma: Sigma) -> Tensor:
-    """u = sigma x; a tensor sigma may hold zeros, and 0 times inf must be 0, not NaN."""
+def _magnitude(x: Tensor, sigma: Sigma) -> Tensor:
+    """a = |u|.  A tensor sigma may hold 0 and inf: 0 times inf is 0 here, not NaN."""
+    if not isinstance(sigma, Tensor):
+        return x.abs() * sigma
+    largest = torch.finfo(x.dtype).max
+    scale = sigma.abs().clamp(max=largest)
+    limit = torch.where(scale == 0, largest, torch.full_like(scale, math.inf))
+    return torch.minimum(x.abs(), limit) * scale
+
+
+def _size(x: Tensor, sigma: Sigma) -> Tensor:
+    """|x|, cut; the comparison lets a NaN through."""
+    largest = torch.finfo(x.dtype).max
     if isinstance(sigma, Tensor):
-        largest = torch.finfo(x.dtype).max
-        return x.clamp(-largest, largest) * sigma
-    return x * sigma
+        return torch.minimum(x.abs(), (_FAR[x.dtype] / sigma.abs()).clamp(max=largest))
+    return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
 
 
-def _magnitude(u: Tensor) -> Tensor:
-    return u.abs().clamp(min=_NEGLIGIBLE)
+def _inverse(a: Tensor) -> Tensor:
+    return a.clamp(min=_NEGLIGIBLE).reciprocal()
 
 
-def _either_tail(u: Tensor, tail: Tensor) -> Tensor:
-    """A distribution function at u, from its (symmetric) tail probability."""
-    return torch.where(u < 0, tail, 1 - tail)
+def _from_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
+    """max(x, 0) - |x| p, given |x| p; with a negative sigma min(x, 0) + |x| p."""
+    zero = x.new_zeros(())
+    value = torch.maximum(x, zero) - tail
+    if not isinstance(sigma, Tensor):
+        return value
+    value = torch.where(sigma < 0, torch.minimum(x, zero) + tail, value)
+    return torch.where(sigma == 0, x * 0.5, value)
+
+
+def _either_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
+    """A distribution function at u = sigma x, from its (symmetric) tail probability."""
+    is_below = (x < 0) ^ (sigma < 0) if isinstance(sigma, Tensor) else x < 0
+    return torch.where(is_below, tail, 1 - tail)
 
 
 def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
@@ -111,56 +142,81 @@ def is_exporting() -> bool:
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
-def _arctan_of_inverse(a: Tensor, t: Tensor) -> Tensor:
-    """arctan(t), t = 1/a > 0.  A compiler fuses a polynomial into a few vector instructions, where calling
-    arctan would take several times as long; one operation after the other it is the other way round."""
-    if t.dtype != torch.float32 or not torch.compiler.is_compiling() or is_exporting():
-        return t.atan()
-    m = torch.minimum(a, t)
+def _is_fused(a: Tensor) -> bool:
+    """Whether to write arctan as a polynomial.  A compiler fuses that into a few vector instructions, where
+    calling arctan takes several times as long; one operation after the other it is the other way round."""
+    return a.dtype == torch.float32 and torch.compiler.is_compiling() and not is_exporting()
+
+
+def _arctan_over(a: Tensor) -> tuple[Tensor, Tensor]:
+    """``(m, arctan(m)/m)``."""
+    m = torch.minimum(a, _inverse(a))
     z = m * m
-    angle = m + m * z * _polynomial(_ARCTAN_EXCESS, z)
-    return torch.where(t > 1, math.pi / 2 - angle, angle)
+    return m, 1 + z * _polynomial(_ARCTAN_EXCESS, z)
+
+
+def _floor(x: Tensor, sigma: Sigma) -> Sigma:
+    """1/(pi sigma); where that overflows no x is far enough to need it."""
+    largest = torch.finfo(x.dtype).max
+    if isinstance(sigma, Tensor):
+        return (1 / (sigma.abs() * math.pi)).clamp(max=largest)
+    return min(1 / (math.pi * sigma), largest)
 
 
 def _far(x: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor, Tensor]:
-    """``(|u| > 1, m, w)`` with w = x near the origin and 1/sigma beyond, so that x^2 never overflows:
+    """``(|u| > 1, m, w)`` with w = |x| near the origin and 1/|sigma| beyond, so that x^2 never overflows:
     x^2/(1+u^2) = w^2/(1+m^2), and likewise with 1+|u|."""
-    a = _magnitude(_product(x, sigma))
+    a = _magnitude(x, sigma)
     is_far = a > 1
-    return is_far, torch.minimum(a, a.reciprocal()), torch.where(is_far, 1 / sigma, x)
+    return is_far, torch.minimum(a, _inverse(a)), torch.where(is_far, _inverse_sigma(sigma), x.abs())
+
+
+def _inverse_sigma(sigma: Sigma) -> Sigma:
+    return 1 / sigma.abs() if isinstance(sigma, Tensor) else 1 / sigma
+
+
+def _sign(x: Tensor, sigma: Sigma) -> Tensor:
+    """Of u."""
+    return x.sign() * sigma.sign() if isinstance(sigma, Tensor) else x.sign()
 
 
 # -- exact: the Cauchy gate ------------------------------------------------------------------------
 
 
 def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
-    """x (1/2 + arctan(u)/pi); beyond u = -1 as -(arctan(t)/t)/(pi sigma), finite at -inf."""
-    u = _product(x, sigma)
-    a = _magnitude(u)
-    # Kept from 0, where arctan(t)/t would be 0/0; it is 1 long before.
-    t = a.reciprocal().clamp(min=_NEGLIGIBLE)
-    angle = _arctan_of_inverse(a, t)
-    tail = angle / t * (1 / (sigma * -math.pi))
-    return torch.where(u < -1, tail, x * _either_tail(u, angle / math.pi))
+    """Beyond a = 1 as |x| p = (arctan(t)/t)/(pi sigma), whose digits do not depend on those of a."""
+    size = _size(x, sigma)
+    a = _magnitude(size, sigma)
+    floor = _floor(x, sigma)
+    if _is_fused(a):
+        m, ratio = _arctan_over(a)
+        near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
+    else:
+        angle = _inverse(a).atan()
+        near, far = size * (angle * (1 / math.pi)), a * angle * floor
+    return _from_tail(x, sigma, torch.where(a < 1, near, far))
 
 
 def _exact_gate(x: Tensor, sigma: Sigma) -> Tensor:
-    u = _product(x, sigma)
-    a = _magnitude(u)
-    return _either_tail(u, _arctan_of_inverse(a, a.reciprocal()) / math.pi)
+    a = _magnitude(x, sigma)
+    if _is_fused(a):
+        m, ratio = _arctan_over(a)
+        angle = m * (1 / math.pi) * ratio
+        return _either_tail(x, sigma, torch.where(a < 1, 0.5 - angle, angle))
+    return _either_tail(x, sigma, _inverse(a).atan() * (1 / math.pi))
 
 
 def _exact_slope(x: Tensor, sigma: Sigma) -> Tensor:
     """f' = the distribution function of Student's t with 3 degrees of freedom at sqrt(3) u."""
-    u = _product(x, sigma)
-    a = _magnitude(u)
-    t = a.reciprocal()
-    z = t * t
+    a = _magnitude(x, sigma)
+    t = _inverse(a)
     m = torch.minimum(a, t)
-    near = (_arctan_of_inverse(a, t) - m / (1 + m * m)) / math.pi  # m/(1+m^2) = t/(1+t^2)
-    # Only z <= 1 is used; the clamp keeps the unused rest from overflowing.
-    far = t * (z * _polynomial(_SLOPE_TAIL[x.dtype], z.clamp(max=1)))
-    return _either_tail(u, torch.where(t > 1, near, far))
+    z = m * m
+    near = (t.atan() - m / (1 + z)) * (1 / math.pi)  # m/(1+m^2) = t/(1+t^2)
+    if _is_fused(a):
+        near = 0.5 - m * _polynomial(_NEAR_SLOPE, z)
+    far = m * (z * _polynomial(_SLOPE_TAIL[x.dtype], z))
+    return _either_tail(x, sigma, torch.where(a < 1, near, far))
 
 
 def _exact_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
@@ -168,68 +224,64 @@ def _exact_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
     return w * (w / (math.pi * (1 + m * m)))
 
 
-def _exact_gate_density(x: Tensor, sigma: Sigma) -> Tensor:
-    u = _product(x, sigma)
-    return (1 + u * u).reciprocal() / math.pi
+def _exact_density(x: Tensor, sigma: Sigma) -> Tensor:
+    a = _magnitude(x, sigma)
+    return (1 + a * a).reciprocal() * (1 / math.pi)
 
 
-def _exact_slope_density(x: Tensor, sigma: Sigma) -> Tensor:
-    u = _product(x, sigma)
-    return (1 + u * u).reciprocal().square() * (2 / math.pi)
+def _exact_curvature(x: Tensor, sigma: Sigma) -> Tensor:
+    a = _magnitude(x, sigma)
+    return (1 + a * a).reciprocal().square() * (2 / math.pi)
 
 
 def _exact_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
     is_far, m, w = _far(x, sigma)
-    u = torch.where(is_far, 1.0, _product(x, sigma))
-    return (-2 / math.pi) * w * w * w * u / (1 + m * m).square()
+    size = (2 / math.pi) * w * w * w * torch.where(is_far, 1.0, m) / (1 + m * m).square()
+    return -size * sigma.sign() if isinstance(sigma, Tensor) else -size
 
 
 # -- rational: the two-sided Lomax gate ------------------------------------------------------------
 
 
-def _lomax(x: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
-    u = _product(x, sigma)
-    return u, (1 + u.abs()).reciprocal()
+def _lomax(x: Tensor, sigma: Sigma) -> Tensor:
+    return (1 + _magnitude(x, sigma)).reciprocal()
 
 
 def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
-    """x (1 - r/2) or x r/2; beyond u = -1 as -1/(2 sigma (1+t)), finite at -inf."""
-    u, r = _lomax(x, sigma)
-    tail = (1 / (sigma * -2)) / (1 + _magnitude(u).reciprocal())
-    return torch.where(u < -1, tail, x * _either_tail(u, r / 2))
+    size = _size(x, sigma)
+    return _from_tail(x, sigma, size / (1 + _magnitude(size, sigma)) * 0.5)
 
 
 def _rational_gate(x: Tensor, sigma: Sigma) -> Tensor:
-    u, r = _lomax(x, sigma)
-    return _either_tail(u, r / 2)
+    return _either_tail(x, sigma, _lomax(x, sigma) * 0.5)
 
 
 def _rational_slope(x: Tensor, sigma: Sigma) -> Tensor:
-    u, r = _lomax(x, sigma)
-    return _either_tail(u, r * (r / 2))
+    r = _lomax(x, sigma)
+    return _either_tail(x, sigma, r * (r * 0.5))
 
 
 def _rational_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
     _, m, w = _far(x, sigma)
     root = w / (1 + m)
-    return root * (root / 2)
+    return root * (root * 0.5)
 
 
-def _rational_gate_density(x: Tensor, sigma: Sigma) -> Tensor:
-    _, r = _lomax(x, sigma)
-    return r * (r / 2)
+def _rational_density(x: Tensor, sigma: Sigma) -> Tensor:
+    r = _lomax(x, sigma)
+    return r * (r * 0.5)
 
 
-def _rational_slope_density(x: Tensor, sigma: Sigma) -> Tensor:
-    _, r = _lomax(x, sigma)
+def _rational_curvature(x: Tensor, sigma: Sigma) -> Tensor:
+    r = _lomax(x, sigma)
     return r * r * r
 
 
 def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
-    is_far, m, w = _far(x, sigma)
-    sign = torch.where(is_far, 1.0, _product(x, sigma).sign())
+    _, m, w = _far(x, sigma)
     root = w / (1 + m)
-    return -sign * root * root * root
+    size = root * root * root
+    return -size * sigma.sign() if isinstance(sigma, Tensor) else -size
 
 
 # -- from the output ---------------------------------------------------------------------------------
@@ -239,23 +291,27 @@ def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
-    v = _product(y, sigma)
-    above = v.clamp(min=0)
-    b = 2 * above - 1
-    u = (b + (b * b + 16 * above).sqrt()) / 4
-    return v, torch.where(v < 0, 1 + 2 * v, (1 + u).reciprocal())
+    """``(is below, r)``."""
+    size = _magnitude(y, sigma)
+    is_below = _sign(y, sigma) < 0
+    b = 2 * size - 1
+    u = (b + (b * b + 16 * size).sqrt()) * 0.25
+    return is_below, torch.where(is_below, 1 - 2 * size, (1 + u).reciprocal())
 
 
 def _rational_slope_from_output(y: Tensor, sigma: Sigma) -> Tensor:
-    v, r = _rational_r_from_output(y, sigma)
-    return _either_tail(v, r * (r / 2))
+    is_below, r = _rational_r_from_output(y, sigma)
+    tail = r * (r * 0.5)
+    return torch.where(is_below, tail, 1 - tail)
 
 
 def _rational_by_sigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
     """(x r)^2/2, where x = y / gate; for large v, x r = (1 - r)/sigma does not overflow."""
-    v, r = _rational_r_from_output(y, sigma)
-    root = torch.where(v < 0, 2 * y, torch.where(v > 1, (1 - r) / sigma, y * r / (1 - r / 2)))
-    return root * (root / 2)
+    is_below, r = _rational_r_from_output(y, sigma)
+    size = y.abs()
+    far = torch.where(r < 0.5, (1 - r) * _inverse_sigma(sigma), size * r / (1 - r * 0.5))
+    root = torch.where(is_below, 2 * size, far)
+    return root * (root * 0.5)
 
 
 # -- the textbook gates ----------------------------------------------------------------------------
@@ -279,8 +335,8 @@ class Family(NamedTuple):
     gate: Formula
     slope: Formula  # df/dx
     by_sigma: Formula  # df/dsigma
-    gate_density: Formula  # j: the gate's slope is sigma j, its derivative in sigma x j
-    slope_density: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
+    density: Formula  # j: the gate's slope is sigma j, its derivative in sigma x j
+    curvature: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
     by_sigma_twice: Formula  # d2f/dsigma2
     textbook_gate: Formula  # by definition, with the cancellation
     slope_from_output: Formula | None = None  # the slope at x as a function of (f(x), sigma)
@@ -292,8 +348,8 @@ EXACT = Family(
     _exact_gate,
     _exact_slope,
     _exact_by_sigma,
-    _exact_gate_density,
-    _exact_slope_density,
+    _exact_density,
+    _exact_curvature,
     _exact_by_sigma_twice,
     _exact_textbook,
 )
@@ -302,8 +358,8 @@ RATIONAL = Family(
     _rational_gate,
     _rational_slope,
     _rational_by_sigma,
-    _rational_gate_density,
-    _rational_slope_density,
+    _rational_density,
+    _rational_curvature,
     _rational_by_sigma_twice,
     _rational_textbook,
     _rational_slope_from_output,

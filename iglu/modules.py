@@ -1,8 +1,8 @@
 """IGLU and its relatives as modules: they hold sigma, fixed or learnable, and call one function.
 
 A fixed sigma is a plain attribute, so the state dict is empty and a checkpoint trained with GELU loads.
-A learnable one is the parameter ``log_sigma``, which keeps sigma positive, or with ``constrain=False``
-the free parameter ``sigma`` of the paper.  ``module.sigma`` reads the value in all three cases.
+A learnable one is the parameter ``log_sigma``, which keeps sigma positive, or with ``constrain=False`` the
+parameter ``free_sigma``, the paper's sigma itself.  ``module.sigma`` reads the value in all three cases.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from torch import Tensor, nn
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
+from iglu.functional import Approximate, Save
 from iglu.peers import XIELU
 
 
 class SigmaModule(nn.Module):
     """A module with a sigma."""
+
+    log_sigma: nn.Parameter
+    free_sigma: nn.Parameter
 
     def __init__(
         self,
@@ -28,13 +32,13 @@ class SigmaModule(nn.Module):
         *,
         learnable: bool = False,
         channels: int | None = None,
-        channel_dim: int = 1,
+        channel_dim: int | None = None,
         constrain: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.start = functional.check_number("sigma", sigma)
+        self.start = _check_start(self, sigma)
         self.learnable = learnable
         self.channel_dim = channel_dim
         self.constrain = constrain
@@ -51,46 +55,73 @@ class SigmaModule(nn.Module):
             )
         # Shape (1,), not (): fully sharded data parallel refuses parameters without a dimension.
         parameter = nn.Parameter(torch.empty(channels or 1, device=device, dtype=dtype))
-        # Not by attribute: for nn.Module the property below would stand in the way.
-        self._parameters["log_sigma" if constrain else "sigma"] = parameter
+        if constrain:
+            self.log_sigma = parameter
+        else:
+            self.free_sigma = parameter
+            self.register_load_state_dict_pre_hook(_read_the_name_of_0_1_0)  # type: ignore[no-untyped-call]
         self.reset_parameters()
-
-    @property
-    def _parameter(self) -> nn.Parameter:
-        parameter = self._parameters["log_sigma" if self.constrain else "sigma"]
-        assert parameter is not None
-        return parameter
 
     def reset_parameters(self) -> None:
         """Set a learnable sigma back to its starting value."""
-        if self.learnable:
-            nn.init.constant_(self._parameter, math.log(self.start) if self.constrain else self.start)
+        if self.learnable and self.constrain:
+            nn.init.constant_(self.log_sigma, math.log(self.start))
+        elif self.learnable:
+            nn.init.constant_(self.free_sigma, self.start)
 
     @property
     def sigma(self) -> Sigma:
         """The value of sigma: a number if fixed, a tensor of shape (1,) or (channels,) if learnable."""
         if not self.learnable:
             return self.start
-        parameter = self._parameter
-        return parameter.to(compute_dtype(parameter.dtype)).exp() if self.constrain else parameter
+        if not self.constrain:
+            return self.free_sigma
+        parameter = self.log_sigma
+        return parameter.to(compute_dtype(parameter.dtype)).exp()
 
     @sigma.setter
     def sigma(self, value: float) -> None:
         if self.learnable:
+            name = "log_sigma" if self.constrain else "free_sigma"
             raise AttributeError(
-                "sigma is learnable here: its value lives in the parameter log_sigma. "
+                f"sigma is learnable here: its value lives in the parameter {name}. "
                 "Change that under torch.no_grad(), or build the module with another start"
             )
         self.start = functional.check_number("sigma", value)
 
     def extra_repr(self) -> str:
-        parts = [f"sigma={self.start:g}"]
-        if self.learnable:
-            channels = self._parameter.numel()
-            parts.append("learnable=True" + (f", channels={channels}" if channels > 1 else ""))
-            if not self.constrain:
-                parts.append("constrain=False")
+        if not self.learnable:
+            return f"sigma={self.start:g}"
+        sigma = torch.as_tensor(self.sigma).detach()
+        parts = [f"sigma={_span(sigma)}", "learnable=True"]
+        if sigma.numel() > 1:
+            parts.append(f"channels={sigma.numel()}")
+        if not self.constrain:
+            parts.append("constrain=False")
         return ", ".join(parts)
+
+
+def _check_start(module: nn.Module, sigma: object) -> float:
+    if isinstance(sigma, Tensor):
+        raise TypeError(
+            f"sigma must be a number, got a tensor; {type(module).__name__}(start, learnable=True) learns "
+            "one, and the function iglu.iglu(x, sigma) takes a tensor"
+        )
+    return functional.check_number("sigma", sigma)
+
+
+def _span(values: Tensor) -> str:
+    """One value, or the least and the greatest of several; nothing where there is no memory to read."""
+    if values.is_meta:
+        return "?"
+    least, greatest = values.min().item(), values.max().item()
+    return f"{least:g}" if f"{least:g}" == f"{greatest:g}" else f"{least:g}..{greatest:g}"
+
+
+def _read_the_name_of_0_1_0(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """The free parameter was called sigma, as the property is."""
+    if prefix + "sigma" in state:
+        state[prefix + "free_sigma"] = state.pop(prefix + "sigma")
 
 
 class IGLU(SigmaModule):
@@ -109,11 +140,11 @@ class IGLU(SigmaModule):
         sigma: float = 1.0,
         *,
         learnable: bool = False,
-        approximate: str = "none",
+        approximate: Approximate = "none",
         channels: int | None = None,
-        channel_dim: int = 1,
+        channel_dim: int | None = None,
         inplace: bool = False,
-        save: str = "input",
+        save: Save = "input",
         constrain: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -123,10 +154,10 @@ class IGLU(SigmaModule):
             constrain=constrain, device=device, dtype=dtype,
         )  # fmt: skip
         functional.check_choice("approximate", approximate, FAMILIES)
-        functional.check_choice("save", save, functional.SAVES)
-        self.approximate = approximate
+        functional.check_save(save, approximate)
+        self.approximate: Approximate = approximate
         self.inplace = inplace
-        self.save = save
+        self.save: Save = save
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.iglu(
@@ -144,10 +175,10 @@ class IGLU(SigmaModule):
 class IGLUGate(SigmaModule):
     """The gate alone: the Cauchy distribution function Z, or Z_approx with ``approximate="rational"``."""
 
-    def __init__(self, sigma: float = 1.0, *, approximate: str = "none", **options: Any) -> None:
+    def __init__(self, sigma: float = 1.0, *, approximate: Approximate = "none", **options: Any) -> None:
         super().__init__(sigma, **options)
         functional.check_choice("approximate", approximate, FAMILIES)
-        self.approximate = approximate
+        self.approximate: Approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.iglu_gate(x, self.sigma, approximate=self.approximate, channel_dim=self.channel_dim)
@@ -166,12 +197,12 @@ class IGLUGLU(SigmaModule):
     """
 
     def __init__(
-        self, sigma: float = 1.0, *, dim: int = -1, approximate: str = "none", **options: Any
+        self, sigma: float = 1.0, *, dim: int = -1, approximate: Approximate = "none", **options: Any
     ) -> None:
         super().__init__(sigma, channel_dim=dim, **options)
         functional.check_choice("approximate", approximate, FAMILIES)
         self.dim = dim
-        self.approximate = approximate
+        self.approximate: Approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[self.dim] % 2:

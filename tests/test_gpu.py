@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import iglu
-from iglu.kernels import gpu, plain
+from iglu.kernels import gpu, record
 
 from truth import LONG, PI, TRUTH, every_value, extended, spread, ulp_errors
 
@@ -60,24 +60,22 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def value(x, sigma=1.0, approximate="none", channel_dim=1):
-    return gpu.value(x, sigma, approximate, channel_dim, False, False)
+    return gpu.forward("value", x, None, sigma, approximate, channel_dim)
 
 
 def gate(x, sigma=1.0, approximate="none", channel_dim=1):
-    return gpu.gate(x, sigma, approximate, channel_dim)
+    return gpu.forward("gate", x, None, sigma, approximate, channel_dim)
 
 
 def glu(x, up=None, sigma=1.0, approximate="none", channel_dim=1):
-    return gpu.glu(x, up, sigma, approximate, channel_dim)
+    return gpu.forward("glu", x, up, sigma, approximate, channel_dim)
 
 
 def by_plain_formulas(name: str, *inputs, channel_dim: int = 1):
     """The formulas in float64, through which gradients flow to float64 leaves."""
-    *tensors, sigma = inputs
-    scale = sigma
-    if isinstance(sigma, torch.Tensor):
-        scale = plain.along_channels(sigma, tensors[0].dim(), channel_dim)
-    return plain.call(name, *tensors, scale)
+    operation, _, approximate = name.partition(":")
+    x, *up, sigma = inputs
+    return record.call(operation, x, up[0] if up else None, sigma, approximate, channel_dim)
 
 
 def doubled(*tensors):
@@ -306,7 +304,7 @@ def test_the_slope_from_an_output_is_right_for_that_output(large_tiles, sigma):
     y = spread(torch.float32, 2000)
     y = y[y * sigma > -0.5]
     ones = torch.ones_like(y).to(DEVICE)
-    (slope,) = gpu._gradients("output", "rational", ones, y.to(DEVICE), None, sigma, 1, False)
+    slope, _, _ = gpu.backward("output", ones, y.to(DEVICE), None, sigma, "rational", 1, False)
     v = LONG(sigma) * extended(y)
     u = (2 * v - 1 + np.sqrt((1 - 2 * v) ** 2 + 16 * v.clip(0))) / 4
     expected = np.where(v < 0, (1 + 2 * v) ** 2 / 2, 1 - 1 / (2 * (1 + u) ** 2))
@@ -319,16 +317,12 @@ def test_the_gradients_from_the_output_are_those_from_the_input(dtype, inplace):
     x, grad = normal(40, 5, dtype=dtype).requires_grad_(), normal(40, 5, seed=1, dtype=dtype)
     sigma = torch.tensor(ALL_SIGNS, device=DEVICE, requires_grad=True)
     expected = torch.autograd.grad(value(x, sigma, "rational"), (x, sigma), grad)
-    y = gpu.value(x * 1, sigma, "rational", 1, inplace, True)
+    y = record.keep_output("triton", x * 1, sigma, 1, inplace)
     results = torch.autograd.grad(y, (x, sigma), grad)
     # The output has lost what its own rounding took, and more of it the flatter it is.
     tolerance = {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.15}[dtype]
     for result, wanted in zip(results, expected, strict=True):
         assert_close(result, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()) / 4)
-
-
-def test_the_exact_form_keeps_no_output():
-    assert gpu.value(normal(5), 1.0, "none", 1, False, True) is None
 
 
 # -- autograd --------------------------------------------------------------------------------------
@@ -362,10 +356,9 @@ def test_second_derivatives_are_those_of_the_formulas(approximate):
 def test_in_place_overwrites_what_no_gradient_needs_and_tells_autograd():
     x = normal(4, 300)
     expected, version = value(x, 0.7), x._version
-    assert gpu.value(x, 0.7, "none", 1, True, False) is x
+    assert record.overwrite("triton", x, 0.7, "none", 1) is x
     assert torch.equal(x, expected)
     assert x._version == version + 1
-    assert gpu.value(x.requires_grad_(), 0.7, "none", 1, True, False) is None
 
 
 # -- what is left to others ------------------------------------------------------------------------
@@ -388,6 +381,19 @@ def test_whatever_is_not_plain_is_left_to_the_plain_formulas():
     with torch.autograd.forward_ad.dual_level():
         assert value(x) is None
     assert torch.func.vmap(lambda row: torch.tensor(value(row) is None))(x).all()
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_a_tensor_sigma_may_be_infinite_or_nan(dtype, approximate):
+    x = torch.tensor([-math.inf, -3.0, 0.0, 2.0, math.inf], dtype=dtype, device=DEVICE)
+    sigma = torch.tensor([math.inf, math.nan, 0.0], device=DEVICE)
+    rows = value(x.expand(3, 5), sigma, approximate, channel_dim=0)
+    torch.testing.assert_close(rows[0], x.clamp(min=0))
+    assert rows[1].isnan().all()
+    torch.testing.assert_close(rows[2], x / 2)
+    gates = gate(x.expand(3, 5), sigma, approximate, channel_dim=0)
+    torch.testing.assert_close(gates[0], torch.tensor([0, 0, 0.5, 1, 1], dtype=dtype, device=DEVICE))
 
 
 def test_why_not_gives_the_reason():

@@ -1,18 +1,19 @@
-"""The native CPU kernels by themselves, called by pointer, for every instruction set of this processor."""
+"""The CPU kernels by themselves, for every instruction set of this processor."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import pathlib
 
 import numpy as np
 import pytest
 import torch
 
-from truth import LONG, PI, TRUTH, every_value, extended, needs_extended, spread, ulp_errors
+from iglu.kernels import cpu
 
-kernels = pytest.importorskip("iglu._kernels", reason="the native CPU kernels are not built")
+from truth import LONG, PI, TRUTH, every_value, extended, needs_extended, needs_loops, spread, ulp_errors
+
+pytestmark = needs_loops
+kernels = cpu.loops
 
 FAMILIES = {"exact": "none", "rational": "rational"}
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -22,6 +23,8 @@ CHANNELS_WITH_ALL_SIGNS = (0.7, -1.3, 0.0, 2.5, -0.01)
 
 
 def _available() -> list[str]:
+    if kernels is None:
+        return ["none"]
     best = kernels.capability()
     found = []
     for name in ("baseline", "avx2", "avx512"):
@@ -42,45 +45,40 @@ def instruction_set(request):
     kernels.use(before)
 
 
-def _parallel_for() -> int:
-    library = pathlib.Path(torch.__file__).parent / "lib"
-    path = next(library.glob("*torch_cpu.*"))
-    return ctypes.cast(ctypes.CDLL(str(path)).torch_parallel_for, ctypes.c_void_p).value
-
-
 @pytest.fixture
 def threads():
     """torch.set_num_threads, undone; the kernels run on torch's threads."""
     before = torch.get_num_threads()
-    kernels.set_parallel_for(_parallel_for())
+    assert cpu.parallel_for_address is not None
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-def function(operation: str, family: str, dtype: torch.dtype):
-    suffix = next(name for name, each in DTYPES.items() if each is dtype)
-    return getattr(kernels, f"{operation}_{family}_{suffix}")
+def as_sigma(sigma):
+    """A number is one for the kernels only if positive; a tensor may hold any."""
+    is_number = not isinstance(sigma, torch.Tensor)
+    return torch.tensor(sigma, dtype=torch.float64) if is_number and sigma <= 0 else sigma
 
 
-def sigma_arguments(sigma, inner: int) -> tuple:
-    """(sigma, channels, inner) for a number or for a float64 tensor, which the caller keeps alive."""
-    return (sigma.data_ptr(), sigma.numel(), inner) if isinstance(sigma, torch.Tensor) else (sigma, 0, 1)
-
-
-def forward(operation: str, family: str, x, sigma=1.0, inner: int = 1):
-    y = torch.empty_like(x)
-    function(operation, family, x.dtype)(
-        x.data_ptr(), y.data_ptr(), x.numel(), *sigma_arguments(sigma, inner)
-    )
+def forward(operation: str, family: str, x, sigma=1.0, out=None):
+    """The channels are along dimension 1 of three, or the last."""
+    channel_dim = 1 if x.dim() == 3 else -1
+    y = kernels.forward(operation, x, None, as_sigma(sigma), FAMILIES[family], channel_dim, out)
+    assert y is not None, "not served"
     return y
 
 
-def backward(operation: str, family: str, grad, x, sigma=1.0, inner: int = 1, by_sigma=None):
-    grad_x = torch.empty_like(x)
-    function(f"{operation}_backward", family, x.dtype)(
-        grad.data_ptr(), x.data_ptr(), grad_x.data_ptr(), x.numel(), *sigma_arguments(sigma, inner),
-        int(grad.numel() == 1), 0 if by_sigma is None else by_sigma.data_ptr(),
+def backward(operation: str, family: str, grad, x, sigma=1.0, by_sigma=None):
+    channel_dim = 1 if x.dim() == 3 else -1
+    if by_sigma is not None and not isinstance(sigma, torch.Tensor):
+        sigma = torch.tensor(sigma, dtype=torch.float64)
+    grad_x, grad_up, sums = kernels.backward(
+        operation, grad.expand_as(x), x, None, as_sigma(sigma), FAMILIES[family], channel_dim,
+        by_sigma is not None,
     )  # fmt: skip
+    assert grad_up is None
+    if by_sigma is not None:
+        by_sigma.copy_(sums.reshape(by_sigma.shape))
     return grad_x
 
 
@@ -95,26 +93,20 @@ def partial(kind: str, family: str, x, sigma: float):
     return sums.to(x.dtype)
 
 
-def glu(family: str, gate, up, sigma=1.0, inner: int = 1):
-    """Of rows [rows, width] with any row stride."""
-    y = torch.empty(gate.shape, dtype=gate.dtype)
-    function("glu", family, gate.dtype)(
-        gate.data_ptr(), up.data_ptr(), y.data_ptr(), *gate.shape, gate.stride(0), up.stride(0), y.stride(0),
-        *sigma_arguments(sigma, inner),
-    )  # fmt: skip
+def glu(family: str, gate, up, sigma=1.0):
+    y = kernels.forward("glu", gate, up, as_sigma(sigma), FAMILIES[family], -1)
+    assert y is not None, "not served"
     return y
 
 
-def glu_backward(family: str, grad, gate, up, sigma=1.0, inner: int = 1, by_sigma=None):
-    """The gradients of gate and up, as the halves of one packed tensor."""
-    packed = torch.empty(gate.shape[0], 2 * gate.shape[1], dtype=gate.dtype)
-    grad_gate, grad_up = packed.chunk(2, dim=1)
-    function("glu_backward", family, gate.dtype)(
-        grad.data_ptr(), gate.data_ptr(), up.data_ptr(), grad_gate.data_ptr(), grad_up.data_ptr(),
-        *gate.shape, grad.stride(0), gate.stride(0), up.stride(0), grad_gate.stride(0), grad_up.stride(0),
-        *sigma_arguments(sigma, inner), int(grad.numel() == 1),
-        0 if by_sigma is None else by_sigma.data_ptr(),
-    )  # fmt: skip
+def glu_backward(family: str, grad, gate, up, sigma=1.0, by_sigma=None):
+    if by_sigma is not None and not isinstance(sigma, torch.Tensor):
+        sigma = torch.tensor(sigma, dtype=torch.float64)
+    grad_gate, grad_up, sums = kernels.backward(
+        "glu", grad.expand_as(gate), gate, up, as_sigma(sigma), FAMILIES[family], -1, by_sigma is not None
+    )
+    if by_sigma is not None:
+        by_sigma.copy_(sums.reshape(by_sigma.shape))
     return grad_gate, grad_up
 
 
@@ -250,17 +242,17 @@ def test_a_sigma_of_zero_halves(family, dtype):
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_channel_has_its_own_sigma_of_any_sign(family, dtype, shape):
-    _, channels, inner = shape
+    _, channels, _ = shape
     sigma = torch.tensor(CHANNELS_WITH_ALL_SIGNS, dtype=torch.float64).repeat(channels)[:channels].clone()
     x, grad = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     wide, scale = extended(x), sigma.numpy().reshape(1, -1, 1)
     limits = {torch.float32: 4, torch.float64: 4, torch.bfloat16: 0.51, torch.float16: 0.51}
     for operation, slope in (("value", "slope"), ("gate", "gate_slope")):
-        y = forward(operation, family, x, sigma, inner)
+        y = forward(operation, family, x, sigma)
         assert ulp_errors(y, truth(operation, family, wide, scale)).max() <= limits[dtype]
         sums = torch.empty(channels, dtype=torch.float64)
-        grad_x = backward(operation, family, grad, x, sigma, inner, by_sigma=sums)
-        assert torch.equal(grad_x, backward(operation, family, grad, x, sigma, inner))
+        grad_x = backward(operation, family, grad, x, sigma, by_sigma=sums)
+        assert torch.equal(grad_x, backward(operation, family, grad, x, sigma))
         expected = extended(grad) * truth(slope, family, wide, scale)
         assert ulp_errors(grad_x, expected).max() <= limits[dtype] + 1
         parts = extended(grad) * truth(slope.replace("slope", "by_sigma"), family, wide, scale)
@@ -308,7 +300,7 @@ def test_a_gradient_of_one_value_equals_the_same_value_written_out(family, dtype
     written_out = one.expand(3, 700).contiguous()
     for operation in FORWARD:
         sums = torch.empty(2, dtype=torch.float64)
-        short = backward(operation, family, one, x, by_sigma=sums[0:])
+        short = backward(operation, family, one, x, by_sigma=sums[:1])
         assert torch.equal(short, backward(operation, family, written_out, x, by_sigma=sums[1:]))
         assert sums[0] == sums[1]
     for short, full in zip(
@@ -323,28 +315,14 @@ def test_every_size_up_to_67_fills_its_output_and_nothing_else(family, dtype):
     x, grad = random(67, dtype=dtype), random(67, dtype=dtype, seed=1)
     whole = {operation: forward(operation, family, x) for operation in FORWARD}
     whole_backward = {operation: backward(operation, family, grad, x) for operation in FORWARD}
-    for operation, n in itertools.product(FORWARD, range(68)):
-        y = torch.full((69,), 77.0, dtype=dtype)
-        function(operation, family, dtype)(x.data_ptr(), y[1:].data_ptr(), n, 1.0)
-        assert torch.equal(y[1 : n + 1], whole[operation][:n])
-        assert (y[n + 1 :] == 77).all()
-        assert y[0] == 77
-        y.fill_(77)
-        function(f"{operation}_backward", family, dtype)(
-            grad.data_ptr(), x.data_ptr(), y[1:].data_ptr(), n, 1.0
-        )
-        assert torch.equal(y[1 : n + 1], whole_backward[operation][:n])
-        assert (y[n + 1 :] == 77).all()
-        assert y[0] == 77
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_output_may_be_the_input(family, dtype):
-    x = random(5000, dtype=dtype)
-    expected = forward("value", family, x)
-    function("value", family, dtype)(x.data_ptr(), x.data_ptr(), x.numel(), 1.0)
-    assert torch.equal(x, expected)
+    for operation, n in itertools.product(FORWARD, range(1, 68)):
+        around = torch.full((n + 2,), 77.0, dtype=dtype)
+        around[1:-1] = x[:n]
+        inside = around[1:-1]
+        assert forward(operation, family, inside, out=inside) is inside
+        assert torch.equal(inside, whole[operation][:n])
+        assert around[0] == around[-1] == 77
+        assert torch.equal(backward(operation, family, grad[:n], x[:n]), whole_backward[operation][:n])
 
 
 # -- threads -----------------------------------------------------------------------------------------------
@@ -356,19 +334,18 @@ def test_the_number_of_threads_leaves_no_trace(threads, dtype, shape):
     x = random(*(shape or (150_001,)), dtype=dtype)
     grad = random(*x.shape, dtype=dtype, seed=1)
     sigma = 0.7 if shape is None else torch.linspace(-1, 2, shape[1], dtype=torch.float64)
-    inner = 1 if shape is None else shape[2]
     sums = torch.empty(3, 1 if shape is None else shape[1], dtype=torch.float64)
     outputs = []
     for row, count in enumerate((1, 2, 3)):
         threads(count)
-        outputs.append(backward("value", "exact", grad, x, sigma, inner, by_sigma=sums[row]))
+        outputs.append(backward("value", "exact", grad, x, sigma, by_sigma=sums[row]))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
 
 
-# -- the seam ----------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------
 
 
 def test_an_unknown_instruction_set_is_refused():
@@ -377,12 +354,7 @@ def test_an_unknown_instruction_set_is_refused():
 
 
 def test_a_wrong_number_of_arguments_is_refused():
-    with pytest.raises(TypeError, match="expected 4 to 6 arguments, got 2"):
-        kernels.value_exact_f32(0, 0)
-
-
-def test_an_argument_of_the_wrong_type_is_refused():
-    with pytest.raises(TypeError):
-        kernels.value_exact_f32("x", 0, 1, 1.0)
-    with pytest.raises(TypeError):
-        kernels.value_exact_f32(0, 0, 1, "sigma")
+    with pytest.raises(TypeError, match="expected 6 or 7 arguments, got 2"):
+        kernels.forward("value", 0)
+    with pytest.raises(TypeError, match="expected 8 arguments, got 1"):
+        kernels.backward("value")

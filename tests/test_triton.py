@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import iglu
-from iglu.kernels import gpu
+from iglu.kernels import gpu, record
 
 triton = pytest.importorskip("triton")
 GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
@@ -51,7 +51,7 @@ def test_without_triton_the_kernels_say_so_and_serve_nothing(monkeypatch):
     monkeypatch.setattr(gpu, "device_type", "cpu")
     monkeypatch.setattr(gpu, "_load", lambda: (None, "Triton does not load: No module named 'triton'"))
     x = torch.ones(4)
-    assert gpu.value(x, 1.0, "none", 1, False, False) is None
+    assert gpu.forward("value", x, None, 1.0, "none", 1) is None
     assert "No module named 'triton'" in gpu.why_not(x)
 
 
@@ -186,11 +186,7 @@ def compile_for(monkeypatch, tmp_path):
 
 
 def call(operation: str, x: torch.Tensor, sigma, approximate: str) -> torch.Tensor:
-    if operation == "glu":
-        return gpu.glu(x, None, sigma, approximate, -1)
-    if operation == "gate":
-        return gpu.gate(x, sigma, approximate, 1)
-    return gpu.value(x, sigma, approximate, 1, False, False)
+    return gpu.forward(operation, x, None, sigma, approximate, -1 if operation == "glu" else 1)
 
 
 @pytest.mark.parametrize("approximate", ["none", "rational"])
@@ -226,7 +222,7 @@ def test_the_kernels_compile_for_other_gpus_too(compile_for, target):
 def test_the_backward_pass_from_the_output_compiles(compile_for):
     kernels = compile_for(AMPERE)
     x, sigma = torch.ones(4, 32, requires_grad=True), torch.ones(32, requires_grad=True)
-    gpu.value(x, sigma, "rational", 1, False, True).sum().backward()
+    record.keep_output("triton", x, sigma, 1, False).sum().backward()
     assert kernels.backward.compiled.asm["cubin"]
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import iglu
+from iglu.kernels import cpu
 
 LONG = np.longdouble
 # 4 arctan(1): numpy's own pi is only a double
@@ -24,6 +25,11 @@ needs_extended = pytest.mark.skipif(
     np.finfo(LONG).nmant < 63, reason="no extended precision on this platform to check float64 against"
 )
 
+
+# Where the loops are required (IGLU_REQUIRE_LOOPS, set where they were built) a build that lacks them fails.
+needs_loops = pytest.mark.skipif(
+    cpu.loops is None and not os.environ.get("IGLU_REQUIRE_LOOPS"), reason=cpu.why_none
+)
 
 # torch.compile writes C++ for the CPU, and calls this compiler.
 _CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")

@@ -52,11 +52,11 @@ static void check(share *s, const float *x, int n)
     float y[KINDS][CHUNK];
     for (int kind = 0; kind < KINDS; kind++) {
         int slope = kind == EXACT_SLOPE || kind == RATIONAL_SLOPE;
-        iglu_call call = {.rows = 1, .width = n, .x = x, .sigma = s->sigma};
+        iglu_call call = {.dimensions = 1, .sizes = {n}, .sigma = s->sigma};
+        call.data[IGLU_X] = (char *)x, call.strides[IGLU_X][0] = 1;
+        call.data[IGLU_FIRST] = (char *)y[kind], call.strides[IGLU_FIRST][0] = 1;
         if (slope)
-            call.grad = &one, call.grad_is_one_value = 1, call.grad_x = y[kind];
-        else
-            call.y = y[kind];
+            call.data[IGLU_GRAD] = (char *)&one; /* one value for all */
         iglu_run(slope ? IGLU_VALUE_BACKWARD : IGLU_VALUE, kind < RATIONAL_VALUE ? IGLU_EXACT : IGLU_RATIONAL,
                  IGLU_F32, &call);
     }

@@ -1,7 +1,10 @@
-"""The same equations, fast: which kernel serves a call, and why.
+"""The same equations, fast: which kernels serve a call, and why.
 
 ``native`` are the compiled CPU loops, ``triton`` the GPU kernels, ``plain`` the formulas in torch.  ``auto``
 takes the first that can serve, silently; a backend that was named and cannot serve raises.
+
+The choice belongs to the context (``contextvars``): a thread or a task that chooses leaves the others alone,
+and a new thread starts with the choice of the process.  The backward pass uses what its forward pass used.
 """
 
 from __future__ import annotations
@@ -9,75 +12,56 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from iglu.kernels import gpu, native, ordinary, pointers
+from iglu.kernels import cpu, gpu
+from iglu.kernels.record import KERNELS
 
 BACKENDS = ("auto", "native", "triton", "plain")
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps iglu-torch"
+REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary iglu-torch iglu-torch"
+
+_Forward = Callable[..., Tensor | None]
 
 
-_Function = Callable[..., Tensor | None]
-_Functions = tuple[_Function, _Function, _Function]
+class Choice(NamedTuple):
+    """A backend by its name, and what the functions try first: see ``Kernels.forward``."""
+
+    name: str
+    forward: _Forward
 
 
 def _nothing(*_: object) -> Tensor | None:
-    """Serves no call: the native kernels where there are none, or where plain was asked for."""
+    """Serves no call: the formulas do."""
     return None
 
 
-# What the functions try first; each answers None where it does not serve.
-value: _Function = _nothing
-gate: _Function = _nothing
-glu: _Function = _nothing
-
-_chosen = "auto"
-
-
-def _choose(name: str) -> None:
-    global _chosen, value, gate, glu
+def _choice(name: str) -> Choice:
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    if name == "native" and native.loops is None:
-        raise RuntimeError(f"backend 'native' cannot serve: {native.why_no_loops}. To get it: {REBUILD}")
+    if name == "native" and cpu.loops is None:
+        raise RuntimeError(f"backend 'native' cannot serve: {cpu.why_none}. To get it: {REBUILD}")
     if name == "triton" and (reason := gpu.why_none()):
         raise RuntimeError(f"backend 'triton' cannot serve: {reason}")
-    value, gate, glu = _FUNCTIONS[name]()
-    _chosen = name
-
-
-def _native() -> _Functions:
-    return (_nothing,) * 3 if native.loops is None else (native.value, native.gate, native.glu)
-
-
-def _triton() -> _Functions:
-    return gpu.value, gpu.gate, gpu.glu
-
-
-def _auto() -> _Functions:
+    on_cpu = KERNELS["native"].forward if cpu.loops is not None else _nothing
+    if name in ("native", "triton"):
+        return Choice(name, KERNELS[name].forward)
+    if name == "plain":
+        return Choice(name, _nothing)
     # A build of torch without a GPU is spared the second question.
-    if torch.version.cuda is None and torch.version.hip is None:
-        return _native()
-    first, second, third = (_either(*pair) for pair in zip(_native(), _triton(), strict=True))
-    return first, second, third
+    has_gpu = torch.version.cuda is not None or torch.version.hip is not None
+    return Choice(name, _either(on_cpu, KERNELS["triton"].forward) if has_gpu else on_cpu)
 
 
-def _either(on_cpu: _Function, on_gpu: _Function) -> _Function:
-    def serve(*arguments: object) -> Tensor | None:
-        served = on_cpu(*arguments)
-        return on_gpu(*arguments) if served is None else served
+def _either(on_cpu: _Forward, on_gpu: _Forward) -> _Forward:
+    def forward(*call: object) -> Tensor | None:
+        served = on_cpu(*call)
+        return on_gpu(*call) if served is None else served
 
-    return serve
-
-
-_FUNCTIONS: dict[str, Callable[[], _Functions]] = {
-    "auto": _auto,
-    "native": _native,
-    "triton": _triton,
-    "plain": lambda: (_nothing,) * 3,
-}
+    return forward
 
 
 @contextlib.contextmanager
@@ -91,58 +75,46 @@ def backend(name: str) -> Iterator[None]:
     ...     iglu.explain(torch.ones(3))
     'plain: asked for by name'
     """
-    before = _chosen
-    _choose(name)
+    token = chosen.set(_choice(name))
     try:
         yield
     finally:
-        _choose(before)
+        chosen.reset(token)
 
 
 def explain(x: Tensor) -> str:
-    """Which kernel would serve ``iglu(x)`` here and now, and why."""
-    if _chosen == "plain":
+    """Which kernels would serve ``iglu(x)`` here and now, and why."""
+    name = chosen.get().name
+    if name == "plain":
         return "plain: asked for by name"
-    not_native, not_triton = _why_not_native(x), gpu.why_not(x)
-    if _chosen != "triton" and not not_native:
-        how = (
-            "through the C++ entry"
-            if native.entry is not None
-            else f"by pointer, since {native.why_no_entry}"
-        )
-        return f"native: {native.loops.capability()} loops, {how}"
-    if _chosen != "native" and not not_triton:
+    not_native, not_triton = cpu.why_not(x), gpu.why_not(x)
+    if name != "triton" and not not_native:
+        return f"native: {cpu.loops.capability()} loops"
+    if name != "native" and not not_triton:
         return "triton: the GPU kernels"
     on_gpu = isinstance(x, Tensor) and x.is_cuda
-    return f"plain: {not_triton if on_gpu or _chosen == 'triton' else not_native}"
+    return f"plain: {not_triton if on_gpu or name == 'triton' else not_native}"
 
 
-def refuse_if_named(x: object) -> None:
-    """Raise where kernels were named and did not serve this call."""
-    if _chosen in ("native", "triton"):
-        reason = _why_not_native(x) if _chosen == "native" else gpu.why_not(x)
-        reason = reason or "this sigma or layout is not one for it"
-        raise RuntimeError(f"backend {_chosen!r} cannot serve this call: {reason}. Use iglu.backend('auto')")
+def kernels_for(x: Tensor) -> str:
+    """The name of the kernels that x is for, by its device."""
+    name = chosen.get().name
+    if name != "auto":
+        return name
+    if x.is_cuda:
+        return "triton"
+    return "native" if cpu.loops is not None else "plain"
 
 
-def _why_not_native(x: object) -> str:
-    if native.loops is None:
-        return native.why_no_loops
-    if torch.compiler.is_compiling():
-        return "the compiler fuses the plain formulas with their neighbours"
-    if not ordinary.is_plain_eager():
-        return "a mode or transform of torch is active"
-    if not isinstance(x, Tensor):
-        return f"x is no tensor but {type(x).__name__}"
-    if not x.is_cpu:
-        return f"x is on {x.device}, and the native kernels run on the CPU"
-    if not ordinary.is_ordinary(x):
-        return f"x is no ordinary dense tensor but {type(x).__name__} with layout {x.layout}"
-    if x.dtype not in pointers.DTYPES:
-        return f"x is of {x.dtype}"
-    if not ordinary.is_dense(x):
-        return "the memory of x has gaps or overlaps"
-    return ""
+def refuse_if_named(x: Tensor) -> None:
+    """Raise where kernels were named and do not serve this call; an empty x needs none."""
+    name = chosen.get().name
+    if name in ("auto", "plain") or (isinstance(x, Tensor) and x.numel() == 0):
+        return
+    reason = cpu.why_not(x) if name == "native" else gpu.why_not(x)
+    if reason:
+        raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}. Use iglu.backend('auto')")
 
 
-_choose(os.environ.get("IGLU_BACKEND", "auto"))
+_PROCESS = _choice(os.environ.get("IGLU_BACKEND", "auto"))
+chosen: ContextVar[Choice] = ContextVar("chosen", default=_PROCESS)

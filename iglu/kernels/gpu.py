@@ -1,7 +1,7 @@
 """The GPU kernels, called: which calls they serve, how their tensors are cut into tiles, and the gradients.
 
-The kernels themselves are in gpu_kernels.py, in Triton, which is imported with the first GPU tensor.  As
-with the native kernels, ``value``, ``gate`` and ``glu`` answer None where a call is not one for them.
+The kernels themselves are in gpu_kernels.py, in Triton, which is imported with the first GPU tensor.
+``forward`` and ``backward`` are those of record.Kernels, and answer None where a call is not one for them.
 
 Nothing here waits for the GPU: a tensor sigma is read by the kernel, so calls can be captured in a CUDA
 graph (after one call outside of it, which compiles).
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from iglu.formulas import FAMILIES, Sigma
-from iglu.kernels.ordinary import is_plain_eager
-from iglu.kernels.seam import Kernels, seam
+from iglu.kernels import record
+from iglu.kernels.cpu import is_plain_eager
+from iglu.kernels.plain import halves
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SIGMA_DTYPES = (*DTYPES, torch.float64)
@@ -85,15 +86,22 @@ def why_not(x: object) -> str:
     return _load()[1]
 
 
-def _is_call_for_us(x: Any, approximate: str) -> bool:
-    return (
+def _serves(operation: str, x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int) -> bool:
+    if not (
         is_ordinary(x)
         and x.dtype in DTYPES
         and x.numel() > 0
         and approximate in FAMILIES
         and is_plain_eager()
         and _load()[0] is not None
-    )
+    ):
+        return False
+    if operation != "glu":
+        return up is None and _is_served_sigma(sigma, x, channel_dim)
+    if up is not None:
+        return _is_alike(up, x) and _is_served_sigma(sigma, x, channel_dim)
+    is_packed = x.dim() > 0 and x.shape[-1] % 2 == 0
+    return is_packed and _is_served_sigma(sigma, halves(x, None)[0], channel_dim)
 
 
 def _is_alike(other: Any, x: Tensor) -> bool:
@@ -244,18 +252,42 @@ def _launch(
         )
 
 
+def forward(
+    operation: str,
+    x: Any,
+    up: Any,
+    sigma: Any,
+    approximate: str,
+    channel_dim: int,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    if not _serves(operation, x, up, sigma, approximate, channel_dim):
+        return None
+    if out is None and record.is_recorded(x, up, sigma):
+        return record.keep_inputs("triton", operation, x, up, sigma, approximate, channel_dim)
+    with _named(operation):
+        return _run(operation, x, up, sigma, approximate, channel_dim, out)
+
+
+def _named(operation: str) -> contextlib.AbstractContextManager[Any]:
+    """The call by its name in a profile, where there is one."""
+    if not torch._C._autograd._profiler_enabled():
+        return contextlib.nullcontext()
+    return torch.profiler.record_function(f"iglu::{operation}")
+
+
 def _run(
     operation: str,
-    approximate: str,
     x: Tensor,
     up: Tensor | None,
     sigma: Sigma,
+    approximate: str,
     channel_dim: int,
-    out: Tensor | None = None,
+    out: Tensor | None,
 ) -> Tensor:
     x, up = x.detach(), None if up is None else up.detach()
     if operation == "glu":
-        x, up = x.chunk(2, -1) if up is None else (x, up)
+        x, up = halves(x, up)
     y = torch.empty_like(x) if out is None else out.detach()
     tiling = _tile((y, x) if up is None else (y, x, up), sigma, channel_dim)
     strides = tiling.strides if up is not None else (*tiling.strides, tiling.strides[1])
@@ -268,31 +300,34 @@ def _run(
         operation=operation,
         is_exact=approximate == "none",
     )
-    return y
+    return y if out is None else out
 
 
-def _gradients(
+def backward(
     operation: str,
+    grad: Any,
+    x: Any,
+    up: Any,
+    sigma: Any,
     approximate: str,
-    grad: Tensor,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
     channel_dim: int,
     needs_sigma: bool,
-) -> list[Tensor]:
+) -> record.Gradients | None:
     """The gradients of x, of up if there is one, and of sigma if needed, in one pass.
 
-    For the operation "output", x is the output of the rational value, which tells its input, since it is
-    strictly increasing.  With v = sigma y, the slope is (1+2v)^2/2 for y < 0 and 1 - 1/(2(1+u)^2) for
-    y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v."""
+    For the operation "output", x is the output of the rational value.  With v = sigma y, the slope is
+    (1+2v)^2/2 for y < 0 and 1 - 1/(2(1+u)^2) for y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v."""
+    if not _serves(operation, x, up, sigma, approximate, channel_dim):
+        return None
+    at, other = halves(x, up) if operation == "glu" else (x, None)
+    if not _is_alike(grad, at):
+        return None
     grad_x = torch.empty_like(x)
-    grads = [grad_x] if up is None else [grad_x, torch.empty_like(up)]
-    if operation == "glu":
-        at, other = x.chunk(2, -1) if up is None else (x, up)
-        by_at, by_other = grad_x.chunk(2, -1) if up is None else (grad_x, grads[1])
-        tiling = _tile((by_at, grad, at, by_other, other), sigma, channel_dim)
+    grad_up = None if up is None else torch.empty_like(up)
+    if other is not None:
+        by_at, by_other = halves(grad_x, grad_up)
         tensors: tuple[Tensor | None, ...] = (by_at, grad, at, by_other, other)
+        tiling = _tile((by_at, grad, at, by_other, other), sigma, channel_dim)
         strides = tiling.strides
     else:
         tiling = _tile((grad_x, grad, x), sigma, channel_dim)
@@ -311,25 +346,9 @@ def _gradients(
         is_exact=approximate == "none",
         needs_sums=needs_sigma,
     )
-    if sums is not None and isinstance(sigma, Tensor):
-        grads.append(sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape))
-    return grads
+    if sums is None:
+        return grad_x, grad_up, None
+    return grad_x, grad_up, sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape)
 
 
-# -- the seam --------------------------------------------------------------------------------------
-
-
-def _serves(x: Any, sigma: Any, approximate: str, channel_dim: int) -> bool:
-    return _is_call_for_us(x, approximate) and _is_served_sigma(sigma, x, channel_dim)
-
-
-def _serves_pair(x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int) -> bool:
-    if not _is_call_for_us(x, approximate):
-        return False
-    if up is not None:
-        return _is_alike(up, x) and _is_served_sigma(sigma, x, channel_dim)
-    is_packed = x.dim() > 0 and x.shape[-1] % 2 == 0
-    return is_packed and _is_served_sigma(sigma, x.chunk(2, -1)[0], channel_dim)
-
-
-value, gate, glu = seam(Kernels(_serves, _serves_pair, is_ordinary, _run, _gradients))
+record.KERNELS["triton"] = record.Kernels(forward, backward)

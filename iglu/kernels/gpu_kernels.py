@@ -18,6 +18,7 @@ import triton.language as tl
 
 from iglu.kernels.gpu_formulas import (
     INVERSE_PI,
+    LARGEST_FLOAT,
     exact_by_sigma,
     exact_gate,
     exact_gate_by_sigma,
@@ -76,6 +77,7 @@ def scale(sigma, sigma_low, sigma_stride, channel, channels, is_number: tl.const
         signed = tl.load(sigma + channel * sigma_stride, mask=channel < channels, other=1.0)
         sign = tl.where(signed < 0, -1.0, 1.0)
         size = tl.abs(signed.to(tl.float32))
+        size = tl.where(size > LARGEST_FLOAT, LARGEST_FLOAT, size)  # infinite: ReLU
         if sigma.dtype.element_ty == tl.float64:
             low = (tl.abs(signed) - size.to(tl.float64)).to(tl.float32)
         else:

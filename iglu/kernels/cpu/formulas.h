@@ -14,8 +14,8 @@
 typedef struct {
     REAL sigma, sigma_low;     /* sigma to twice the precision of REAL */
     REAL over_pi, over_pi_low; /* sigma/pi, likewise */
-    REAL times_pi;             /* pi sigma */
-    REAL inverse;              /* 1/sigma */
+    REAL times_quarter_pi;     /* pi sigma/4, which does not overflow */
+    REAL far, tall;            /* 2^20/sigma and 2^30/sigma, or the largest number */
     REAL floor, floor_error;   /* 1/(pi sigma) = floor (1 + floor_error) */
     REAL largest;              /* where |x| is cut */
     REAL sign;                 /* of the sigma that was asked for, see loops.c */
@@ -97,17 +97,15 @@ IGLU_INLINE REAL NAME(exact_gate)(REAL x, SCALE k)
 
 #if HALF
 
-/* The gate at -a, one fraction in b = pi a for every a up to FAR, where it is 1/b to every digit that counts
+/* The gate at -a, one fraction in b = pi a for every a up to 2^20, where it is 1/b to every digit that counts
  * and its fifth power is still far from overflow. */
-#define FAR 0x1p20f
 IGLU_INLINE REAL NAME(exact_tail)(REAL b) { return NAME(tail_numerator)(b) / NAME(tail_denominator)(b); }
 
 IGLU_INLINE REAL NAME(exact_value)(REAL x, SCALE k)
 {
-    REAL size = NAME(smaller)(FAR * k.inverse, ABS(x));
-    return MADD(-size, NAME(exact_tail)(k.times_pi * size), NAME(positive_part)(x));
+    REAL size = NAME(smaller)(k.far, ABS(x));
+    return MADD(-size, NAME(exact_tail)(4 * (k.times_quarter_pi * size)), NAME(positive_part)(x));
 }
-#undef FAR
 
 IGLU_INLINE REAL NAME(exact_slope)(REAL x, SCALE k)
 {
@@ -247,10 +245,9 @@ IGLU_INLINE REAL NAME(rational_by_sigma)(REAL x, SCALE k)
 
 /* r = 1/(1+a) from the output y: 1 + 2 sigma y below 0; above, u solves 2 u^2 + (1 - 2 v) u = 2 v, v = sigma y.
  * y is cut where u has outgrown every digit of 1/u and its square is still far from overflow. */
-#define TALL ((REAL)0x1p30)
 IGLU_INLINE REAL NAME(lomax_from_output)(REAL y, SCALE k)
 {
-    REAL v = k.sigma * NAME(smaller)(TALL * k.inverse, y), b = MADD(2, v, -1);
+    REAL v = k.sigma * NAME(smaller)(k.tall, y), b = MADD(2, v, -1);
     REAL u = (REAL)0.25 * (b + SQRT(MADD(b, b, 16 * (v < 0 ? 0 : v))));
     return y < 0 ? MADD(2 * k.sigma, y, MADD(2 * k.sigma_low, y, 1)) : 1 / (1 + u);
 }
@@ -265,10 +262,9 @@ IGLU_INLINE REAL NAME(rational_slope_from_output)(REAL y, SCALE k)
 IGLU_INLINE REAL NAME(rational_by_sigma_from_output)(REAL y, SCALE k)
 {
     REAL r = NAME(lomax_from_output)(y, k);
-    REAL root = y < 0 ? 2 * y : NAME(smaller)(TALL * k.inverse, y) * r / (1 - (REAL)0.5 * r);
+    REAL root = y < 0 ? 2 * y : NAME(smaller)(k.tall, y) * r / (1 - (REAL)0.5 * r);
     return root * ((REAL)0.5 * root);
 }
-#undef TALL
 
 IGLU_INLINE REAL NAME(rational_gate_slope)(REAL x, SCALE k)
 {

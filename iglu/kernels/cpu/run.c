@@ -1,5 +1,6 @@
-/* From a call (loops.h) to spans (spans.h): where the rows, the channels and the threads begin and end, and
- * how the gradient of sigma is summed so that the threads leave no trace in it. */
+/* From a call (run.h) to spans (spans.h): the dimensions are ordered and merged, once for all callers; then it is
+ * said where the rows, the channels and the threads begin and end, and how the gradient of sigma is summed so
+ * that the threads leave no trace in it. */
 
 #include "run.h"
 
@@ -75,48 +76,65 @@ void iglu_set_parallel_for(iglu_parallel_for *function) { parallel_for = functio
 
 /* -- sigma --------------------------------------------------------------------------------------------- */
 
+/* A NaN stays one. */
+static double at_most(double limit, double value) { return value > limit ? limit : value; }
+
+/* An infinite sigma is the largest with a floor of 0: ReLU. */
 static void set_float(float *const to[], int64_t i, double sigma)
 {
-    double size = fabs(sigma), over_pi = size * INVERSE_PI, floor = INVERSE_PI / size;
+    double size = at_most(FLT_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
+    double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
     to[IGLU_SIGMA][i] = (float)size;
     to[IGLU_SIGMA_LOW][i] = (float)(size - (float)size);
     to[IGLU_OVER_PI][i] = (float)over_pi;
     to[IGLU_OVER_PI_LOW][i] = (float)(over_pi - (float)over_pi);
-    to[IGLU_TIMES_PI][i] = (float)(size * PI);
-    to[IGLU_INVERSE][i] = (float)(1 / size);
+    to[IGLU_TIMES_QUARTER_PI][i] = (float)(size * (PI / 4));
+    to[IGLU_FAR][i] = (float)at_most(FLT_MAX, 0x1p20 / size);
+    to[IGLU_TALL][i] = (float)at_most(FLT_MAX, 0x1p30 / size);
     to[IGLU_FLOOR][i] = (float)floor;
-    to[IGLU_FLOOR_ERROR][i] = (float)(floor / (float)floor - 1);
-    to[IGLU_LARGEST][i] = (float)fmin(0x1p126 / size, FLT_MAX);
+    to[IGLU_FLOOR_ERROR][i] = (float)floor == 0 ? 0 : (float)(floor / (float)floor - 1);
+    to[IGLU_LARGEST][i] = (float)at_most(FLT_MAX, 0x1p126 / size);
     to[IGLU_SIGN][i] = sigma < 0 ? -1 : 1;
 }
 
 static void set_double(double *const to[], int64_t i, double sigma)
 {
-    double size = fabs(sigma), over_pi = size * INVERSE_PI, floor = INVERSE_PI / size;
+    double size = at_most(DBL_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
+    double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
     to[IGLU_SIGMA][i] = size;
     to[IGLU_SIGMA_LOW][i] = 0;
     to[IGLU_OVER_PI][i] = over_pi;
     to[IGLU_OVER_PI_LOW][i] = fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW;
-    to[IGLU_TIMES_PI][i] = size * PI;
-    to[IGLU_INVERSE][i] = 1 / size;
+    to[IGLU_TIMES_QUARTER_PI][i] = size * (PI / 4);
+    to[IGLU_FAR][i] = at_most(DBL_MAX, 0x1p20 / size);
+    to[IGLU_TALL][i] = at_most(DBL_MAX, 0x1p30 / size);
     to[IGLU_FLOOR][i] = floor;
-    to[IGLU_FLOOR_ERROR][i] = PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
-    to[IGLU_LARGEST][i] = fmin(0x1p1022 / size, DBL_MAX);
+    to[IGLU_FLOOR_ERROR][i] = floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
+    to[IGLU_LARGEST][i] = at_most(DBL_MAX, 0x1p1022 / size);
     to[IGLU_SIGN][i] = sigma < 0 ? -1 : 1;
 }
 
 /* -- the job ------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    iglu_call call;
+    const iglu_call *call;
     iglu_loop *const *loop; /* [0]: one sigma > 0, [1]: any sigmas */
     double (*sum)(const void *, int64_t);
     void (*add)(double *, const void *, int64_t);
-    int64_t n;               /* elements */
     int64_t size, real_size; /* bytes of an element, and of one in the precision of the computation */
-    int64_t longest;         /* span */
 
-    /* There is a sigma for each run of `run` elements; or, with a period, for each element of a pattern. */
+    /* The elements, in an order that follows the memory of the result: a row of `width` after the other, the
+     * rows in the remaining dimensions, outermost first; and the distances in bytes. */
+    int64_t n, width;
+    int dimensions;
+    int64_t sizes[IGLU_DIMENSIONS];
+    int64_t steps[IGLU_OPERANDS][IGLU_DIMENSIONS];
+    int64_t between[IGLU_OPERANDS]; /* one element and the next in a row */
+    int64_t longest;                /* span */
+
+    /* In that order the elements are (outer, channels, inner).  There is a sigma for each run of `run`
+     * elements; or, with a period, for each element of a pattern. */
+    int64_t channels, inner;
     int64_t run, period;
     char *constants[IGLU_CONSTANTS];
 
@@ -124,15 +142,101 @@ typedef struct {
      * channels are innermost, one for each channel. */
     int64_t unit, units;
     double *sums;
-    char grads[IGLU_CHUNK * sizeof(double)]; /* where the gradient is one value */
+    int grad_is_one_value;
+    char grads[IGLU_CHUNK * sizeof(double)]; /* that value, over and over */
 } job;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* -- the order of the elements --------------------------------------------------------------------------- */
+
+/* Whether dimension a of the call goes outside of b: by the strides of the result, then of the other tensors. */
+static int goes_outside(const iglu_call *c, int a, int b)
+{
+    static const int by[IGLU_OPERANDS] = {IGLU_FIRST, IGLU_X, IGLU_UP, IGLU_GRAD, IGLU_SECOND};
+    for (int i = 0; i < IGLU_OPERANDS; i++)
+        if (c->data[by[i]] && c->strides[by[i]][a] != c->strides[by[i]][b])
+            return c->strides[by[i]][a] > c->strides[by[i]][b];
+    return 0;
+}
+
+/* Whether the last dimension of the job and dimension d of the call, inside of it, are one to every tensor. */
+static int is_one_with(const job *j, int d)
+{
+    const iglu_call *c = j->call;
+    for (int i = 0; i < IGLU_OPERANDS; i++)
+        if (c->data[i] && j->steps[i][j->dimensions - 1] != c->sizes[d] * c->strides[i][d] * j->size)
+            return 0;
+    return 1;
+}
+
+static void order_and_merge(job *j)
+{
+    const iglu_call *c = j->call;
+    int order[IGLU_DIMENSIONS], count = 0;
+    j->n = 1;
+    for (int d = 0; d < c->dimensions; d++) {
+        if (c->sizes[d] == 1)
+            continue;
+        int at = count++;
+        for (; at > 0 && goes_outside(c, d, order[at - 1]); at--)
+            order[at] = order[at - 1];
+        order[at] = d;
+        j->n *= c->sizes[d];
+    }
+    j->inner = 1;
+    for (int i = count - 1; c->sigmas && order[i] != c->channel_dimension; i--)
+        j->inner *= c->sizes[order[i]];
+    j->channels = c->sigmas ? c->sizes[c->channel_dimension] : 0;
+
+    for (int i = 0; i < count; i++) {
+        const int d = order[i], merges = j->dimensions > 0 && is_one_with(j, d);
+        const int to = merges ? j->dimensions - 1 : j->dimensions++;
+        j->sizes[to] = merges ? j->sizes[to] * c->sizes[d] : c->sizes[d];
+        for (int k = 0; k < IGLU_OPERANDS; k++)
+            j->steps[k][to] = c->strides[k][d] * j->size;
+    }
+    const int last = j->dimensions - 1;
+    j->width = last < 0 ? 1 : j->sizes[last];
+    for (int k = 0; k < IGLU_OPERANDS; k++)
+        j->between[k] = last < 0 ? j->size : j->steps[k][last];
+}
+
+static char *at_element(const job *j, int operand, int64_t row, int64_t column)
+{
+    char *place = j->call->data[operand];
+    if (place == NULL)
+        return NULL;
+    place += column * j->between[operand];
+    for (int d = j->dimensions - 2; d > 0; d--) {
+        place += row % j->sizes[d] * j->steps[operand][d];
+        row /= j->sizes[d];
+    }
+    return j->dimensions > 1 ? place + row * j->steps[operand][0] : place;
+}
+
+/* Elements a distance apart into a dense span, and back. */
+#define COPY(TYPE)                                                                                           \
+    for (int64_t i = 0; i < n; i++)                                                                          \
+        memcpy(to + i * to_step, from + i * from_step, sizeof(TYPE));
+static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t size, int64_t n)
+{
+    if (size == 2) {
+        COPY(int16_t)
+    } else if (size == 4) {
+        COPY(int32_t)
+    } else {
+        COPY(int64_t)
+    }
+}
+#undef COPY
+
+/* -- the gradient of sigma ------------------------------------------------------------------------------- */
+
 static void add_parts(const job *j, const char *parts, int64_t begin, int64_t length)
 {
-    const int64_t end = begin + length, channels = j->call.channels, inner = j->call.inner;
+    const int64_t end = begin + length, channels = j->channels, inner = j->inner;
     if (channels == 0) {
         j->sums[begin / j->unit] += j->sum(parts, length);
     } else if (inner > 1) {
@@ -149,6 +253,8 @@ static void add_parts(const job *j, const char *parts, int64_t begin, int64_t le
     }
 }
 
+/* -- the elements ---------------------------------------------------------------------------------------- */
+
 /* One sigma <= 0 for the whole span, written out as the loop for any sigmas wants it. */
 static void run_repeated(const job *j, iglu_span *span, int64_t length)
 {
@@ -164,30 +270,41 @@ static void run_repeated(const job *j, iglu_span *span, int64_t length)
 static void run_elements(int64_t begin, int64_t end, void *context)
 {
     const job *j = context;
-    const iglu_call *c = &j->call;
-    double parts[IGLU_CHUNK];
+    const iglu_call *c = j->call;
+    double parts[IGLU_CHUNK], staged[IGLU_OPERANDS][IGLU_CHUNK];
     for (int64_t at = begin, length; at < end; at += length) {
-        const int64_t row = at / c->width, column = at % c->width;
-        const int64_t sigma = j->period ? at % j->period : c->channels ? at / j->run % c->channels : 0;
-        const int repeated = !j->period && !((c->channels ? c->sigmas[sigma] : c->sigma) > 0);
-        length = smaller(smaller(end - at, c->width - column), repeated ? IGLU_CHUNK : j->longest);
+        const int64_t row = at / j->width, column = at % j->width;
+        const int64_t sigma = j->period ? at % j->period : j->channels ? at / j->run % j->channels : 0;
+        const int repeated = !j->period && !((c->sigmas ? c->sigmas[sigma] : c->sigma) > 0);
+        length = smaller(smaller(end - at, j->width - column), repeated ? IGLU_CHUNK : j->longest);
         length = smaller(length, j->period ? j->period - sigma : j->run - at % j->run);
-#define AT(pointer, step) ((pointer) ? (char *)(pointer) + (row * (step) + column) * j->size : NULL)
+        char *place[IGLU_OPERANDS], *dense[IGLU_OPERANDS];
+        for (int k = 0; k < IGLU_OPERANDS; k++) {
+            place[k] = at_element(j, k, row, column);
+            dense[k] = place[k] && j->between[k] != j->size ? (char *)staged[k] : place[k];
+        }
+        if (j->grad_is_one_value)
+            dense[IGLU_GRAD] = place[IGLU_GRAD] = (char *)j->grads;
+        for (int k = IGLU_X; k <= IGLU_GRAD; k++)
+            if (dense[k] != place[k])
+                copy_elements(dense[k], j->size, place[k], j->between[k], j->size, length);
         iglu_span span = {
-            .x = AT(c->x, c->x_step),
-            .up = AT(c->up, c->up_step),
-            .grad = c->grad_is_one_value ? j->grads : AT(c->grad, c->grad_step),
-            .first = c->grad_x ? AT(c->grad_x, c->grad_x_step) : AT(c->y, c->y_step),
-            .second = AT(c->grad_up, c->grad_up_step),
+            .x = dense[IGLU_X],
+            .up = dense[IGLU_UP],
+            .grad = dense[IGLU_GRAD],
+            .first = dense[IGLU_FIRST],
+            .second = dense[IGLU_SECOND],
             .parts = parts,
         };
-#undef AT
         for (int i = 0; i < IGLU_CONSTANTS; i++)
             span.constants[i] = j->constants[i] + sigma * j->real_size;
         if (repeated)
             run_repeated(j, &span, length);
         else
             j->loop[j->period != 0](&span, length);
+        for (int k = IGLU_FIRST; k <= IGLU_SECOND; k++)
+            if (dense[k] != place[k])
+                copy_elements(place[k], j->between[k], dense[k], j->size, j->size, length);
         if (j->sums)
             add_parts(j, (const char *)parts, at, length);
     }
@@ -211,7 +328,7 @@ static void in_parallel(int64_t count, int64_t grain, void (*body)(int64_t, int6
 
 static void *prepare_sums(job *j)
 {
-    const int64_t channels = j->call.channels, inner = j->call.inner;
+    const int64_t channels = j->channels, inner = j->inner;
     int64_t sums;
     if (channels == 0) {
         j->unit = BLOCK;
@@ -229,18 +346,18 @@ static void *prepare_sums(job *j)
 
 static void combine_sums(const job *j)
 {
-    const int64_t channels = larger(j->call.channels, 1), inner = j->call.inner;
-    const int64_t sums = j->call.channels && inner > 1 ? j->n / inner : j->units * channels;
+    const int64_t channels = larger(j->channels, 1);
+    const int64_t sums = j->channels && j->inner > 1 ? j->n / j->inner : j->units * channels;
     for (int64_t channel = 0; channel < channels; channel++)
-        j->call.by_sigma[channel] = 0;
+        j->call->by_sigma[channel] = 0;
     for (int64_t i = 0; i < sums; i++)
-        j->call.by_sigma[i % channels] += j->sums[i];
+        j->call->by_sigma[i % channels] += j->sums[i];
 }
 
 /* How many constants sigma makes, and how they are laid out. */
 static int64_t plan_constants(job *j)
 {
-    const int64_t channels = j->call.channels, inner = j->call.inner;
+    const int64_t channels = j->channels, inner = j->inner;
     if (channels == 0) {
         j->run = larger(j->n, 1);
         return 1;
@@ -255,11 +372,11 @@ static int64_t plan_constants(job *j)
 
 static void fill_constants(job *j, int64_t count, char *storage)
 {
-    const iglu_call *c = &j->call;
+    const iglu_call *c = j->call;
     for (int i = 0; i < IGLU_CONSTANTS; i++)
         j->constants[i] = storage + i * count * j->real_size;
     for (int64_t i = 0; i < count; i++) {
-        double sigma = c->channels == 0 ? c->sigma : c->sigmas[j->run ? i : i / c->inner % c->channels];
+        double sigma = j->channels == 0 ? c->sigma : c->sigmas[j->run ? i : i / j->inner % j->channels];
         if (j->real_size == sizeof(float))
             set_float((float *const *)(void *)j->constants, i, sigma);
         else
@@ -273,11 +390,17 @@ int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_d
     static const int64_t sizes[] = {[IGLU_F32] = 4, [IGLU_F64] = 8, [IGLU_BF16] = 2, [IGLU_F16] = 2};
     job j;
     memset(&j, 0, offsetof(job, grads));
-    j.call = *call;
-    j.n = call->rows * call->width;
+    j.call = call;
     j.size = sizes[dtype];
     j.real_size = dtype == IGLU_F64 ? sizeof(double) : sizeof(float);
-    j.longest = dtype == IGLU_F16 || call->by_sigma || call->grad_is_one_value ? IGLU_CHUNK : j.n;
+    order_and_merge(&j);
+    j.grad_is_one_value = call->data[IGLU_GRAD] != NULL && j.n > 1;
+    for (int d = 0; d < j.dimensions; d++)
+        j.grad_is_one_value &= j.steps[IGLU_GRAD][d] == 0;
+    int in_chunks = dtype == IGLU_F16 || call->by_sigma || j.grad_is_one_value;
+    for (int k = 0; k < IGLU_OPERANDS; k++)
+        in_chunks |= call->data[k] && j.between[k] != j.size;
+    j.longest = in_chunks ? IGLU_CHUNK : j.n;
     j.sum = loops->sum[dtype];
     j.add = loops->add[dtype];
 
@@ -290,9 +413,8 @@ int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_d
     fill_constants(&j, count, constants);
     j.loop = loops->loop[dtype][family][operation][call->by_sigma != NULL];
 
-    if (call->grad_is_one_value)
-        for (int64_t i = 0; i < IGLU_CHUNK; i++)
-            memcpy(j.grads + i * j.size, call->grad, (size_t)j.size);
+    if (j.grad_is_one_value)
+        copy_elements(j.grads, j.size, call->data[IGLU_GRAD], 0, j.size, IGLU_CHUNK);
 
     int result = 0;
     if (call->by_sigma == NULL) {

@@ -1,0 +1,342 @@
+"""The one recorder: what a call keeps for its backward pass, and how it is differentiated, however often.
+
+Every set of kernels is a :class:`Kernels` under its name in ``KERNELS``.  A node of the graph remembers the
+name, so that the backward pass uses what its forward pass used; it asks again whether they serve, since
+saved tensors may come back changed (by hooks).  Where they do not, and where the backward pass is itself
+recorded or compiled, the differentiable operations of :mod:`iglu.kernels.plain` serve.
+
+What is kept is the same whichever kernels serve: x, up and sigma as they were given; or the output and sigma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
+
+from iglu.formulas import FAMILIES, Sigma, compute_dtype, is_exporting
+from iglu.kernels import plain
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Kernels(NamedTuple):
+    """A set of kernels; each function answers None where a call is not one for them.
+
+    ``forward(operation, x, up, sigma, approximate, channel_dim, out=None)`` is the result of the operation
+    "value", "gate" or "glu" (whose ``up`` is None where x holds both halves), recorded where torch records;
+    with ``out``, which is x, it is written over x and never recorded.
+
+    ``backward(operation, grad, x, up, sigma, approximate, channel_dim, needs_sigma)`` gives the gradients of
+    x, of up (None without one) and of sigma (None unless needed).  For the operation "output", x is the
+    output of the rational value, which tells its input, since it is strictly increasing.
+
+    ``twice(operation, by_x, by_up, by_sigma, grad, x, up, sigma, approximate, channel_dim)``, if there is
+    one, is given the gradients of the three results of ``backward`` (or None) and gives those of grad, x, up
+    and sigma.  Without it the operations of ``PARTIALS`` serve one after the other.
+    """
+
+    forward: Callable[..., Tensor | None]
+    backward: Callable[..., Gradients | None]
+    twice: Callable[..., tuple[Tensor | None, ...] | None] | None = None
+
+
+KERNELS: dict[str, Kernels] = {}
+
+
+def call(
+    operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None
+) -> Tensor:
+    """An operation by the formulas in torch, differentiable in every way that torch knows."""
+    inputs = (operation, x, up, sigma, approximate, channel_dim)
+    if operation not in plain.PARTIALS or is_exporting() or _is_tracing():
+        return plain.forward(*inputs)  # a program that is kept is made of torch's operations alone
+    if torch._C._are_functorch_transforms_active():
+        if _forward_mode_is_nested():
+            return plain.textbook(*inputs)
+        return _Transformed.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    if forward_ad._current_level >= 0:
+        return _Transformed.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    if is_recorded(x, up, sigma):
+        return Iglu.apply("plain", *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return plain.forward(*inputs)
+
+
+def is_eager() -> bool:
+    """Whether torch neither compiles, traces nor transforms."""
+    return not (
+        torch.compiler.is_compiling()
+        or _is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _is_tracing() -> bool:
+    return torch.jit.is_tracing()  # type: ignore[attr-defined, no-any-return, no-untyped-call]
+
+
+def _forward_mode_is_nested() -> bool:
+    """Whether torch.func.jvp runs inside torch.func.jvp, where torch (2.13) silently takes the
+    derivative of every autograd.Function's tangent to be zero."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1
+
+
+def is_recorded(*inputs: object) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def _gradients(
+    kernels: str,
+    operation: str,
+    grad: Tensor,
+    x: Tensor,
+    up: Tensor | None,
+    sigma: Sigma,
+    approximate: str,
+    channel_dim: int | None,
+    needs: tuple[bool, bool, bool],
+) -> Gradients:
+    """Of x, up and sigma."""
+    if kernels != "plain" and not is_dynamo_compiling() and not torch.is_grad_enabled():
+        inputs = (operation, grad, x, up, sigma, approximate, channel_dim, needs[2])
+        found = KERNELS[kernels].backward(*inputs)
+        if found is not None:
+            return found
+    if operation == "output":
+        return _from_output(grad, x, sigma, channel_dim, needs[2])
+    return differentiable_gradients(operation, grad, x, up, sigma, approximate, channel_dim, needs)
+
+
+def differentiable_gradients(
+    operation: str,
+    grad: Tensor,
+    x: Tensor,
+    up: Tensor | None,
+    sigma: Sigma,
+    approximate: str,
+    channel_dim: int | None,
+    needs: tuple[bool, bool, bool],
+) -> Gradients:
+    """The gradients by the table of partials, which torch can differentiate again."""
+    at, other = plain.halves(x, up) if operation == "glu" else (x, None)
+    scale = plain.broadcast(sigma, x, channel_dim)
+    wide = compute_dtype(x.dtype)
+    named = {"x": at.to(wide), "sigma": plain.widen(scale, wide)}
+    if other is not None:
+        named["up"] = other.to(wide)
+
+    def gradient_of(name: str) -> Tensor:
+        partial, factor = plain.PARTIALS[operation][name]
+        result = grad.to(wide) * call(partial, named["x"], None, named["sigma"], approximate, None)  # type: ignore[arg-type]
+        return result if factor is None else result * named[factor]
+
+    by_x = gradient_of("x").to(x.dtype) if needs[0] else None
+    by_up = gradient_of("up").to(x.dtype) if other is not None and (needs[1] or up is None) else None
+    if up is None and by_up is not None and by_x is not None:
+        by_x, by_up = torch.cat([by_x, by_up], -1), None
+    if not needs[2] or not isinstance(sigma, Tensor) or not isinstance(scale, Tensor):
+        return by_x, by_up, None
+    by_sigma = gradient_of("sigma").sum_to_size(scale.shape)
+    return by_x, by_up, by_sigma.reshape(sigma.shape).to(sigma.dtype)
+
+
+def _from_output(
+    grad: Tensor, y: Tensor, sigma: Sigma, channel_dim: int | None, needs_sigma: bool
+) -> Gradients:
+    """The gradients of x and of sigma from the output; torch itself may differentiate these formulas."""
+    family = FAMILIES["rational"]
+    assert family.slope_from_output is not None
+    assert family.by_sigma_from_output is not None
+    wide = compute_dtype(y.dtype)
+    scale = plain.widen(plain.broadcast(sigma, y, channel_dim), wide)
+    by_x = (grad.to(wide) * family.slope_from_output(y.to(wide), scale)).to(y.dtype)
+    if not needs_sigma or not isinstance(sigma, Tensor) or not isinstance(scale, Tensor):
+        return by_x, None, None
+    by_sigma = (grad.to(wide) * family.by_sigma_from_output(y.to(wide), scale)).sum_to_size(scale.shape)
+    return by_x, None, by_sigma.reshape(sigma.shape).to(sigma.dtype)
+
+
+def _evaluate(kernels: str, *inputs: Any) -> Tensor:
+    result = None if kernels == "plain" else KERNELS[kernels].forward(*inputs)
+    return plain.forward(*inputs) if result is None else result
+
+
+# -- the three ways to be recorded -----------------------------------------------------------------
+
+
+class Iglu(Function):
+    """Keeps its inputs.
+
+    Forward takes ctx: a separate ``setup_context`` would make every eager call five times dearer, and Dynamo
+    refuses a Function that defines ``jvp``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: str,
+        operation: str,
+        x: Tensor,
+        up: Tensor | None,
+        sigma: Sigma,
+        approximate: str,
+        channel_dim: int | None,
+    ) -> Tensor:
+        is_tensor = isinstance(sigma, Tensor)
+        ctx.save_for_backward(x, up, sigma if is_tensor else None)
+        ctx.call = (kernels, operation, None if is_tensor else sigma, approximate, channel_dim)
+        return _evaluate(kernels, operation, x, up, sigma, approximate, channel_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, up, tensor_sigma = ctx.saved_tensors
+        kernels, operation, number, approximate, channel_dim = ctx.call
+        sigma = number if tensor_sigma is None else tensor_sigma
+        needs = ctx.needs_input_grad[2:5]
+        grads = _gradients(kernels, operation, grad, x, up, sigma, approximate, channel_dim, needs)
+        return None, None, *grads, None, None
+
+
+class IgluFromOutput(Function):
+    """The rational value, keeping its output instead of x, which it may overwrite."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: str, x: Tensor, sigma: Sigma, channel_dim: int, overwrites: bool
+    ) -> Tensor:
+        out = x if overwrites else None
+        y = _evaluate(kernels, "value", x, None, sigma, "rational", channel_dim, out)
+        if overwrites:
+            ctx.mark_dirty(x)
+        is_tensor = isinstance(sigma, Tensor)
+        ctx.save_for_backward(y, sigma if is_tensor else None)
+        ctx.call = (kernels, None if is_tensor else sigma, channel_dim)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        y, tensor_sigma = ctx.saved_tensors
+        kernels, number, channel_dim = ctx.call
+        sigma = number if tensor_sigma is None else tensor_sigma
+        needs = (True, False, ctx.needs_input_grad[2])
+        by_x, _, by_sigma = _gradients(
+            kernels, "output", grad, y, None, sigma, "rational", channel_dim, needs
+        )
+        return None, by_x, by_sigma, None, None
+
+
+class _Transformed(Function):
+    """For ``torch.func`` and for dual numbers; by the formulas."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None
+    ) -> Tensor:
+        return plain.forward(operation, x, up, sigma, approximate, channel_dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        operation, x, up, sigma, approximate, channel_dim = inputs
+        is_tensor = isinstance(sigma, Tensor)
+        ctx.save_for_backward(x, up, sigma if is_tensor else None)
+        ctx.save_for_forward(x, up, sigma if is_tensor else None)
+        ctx.call = ("plain", operation, None if is_tensor else sigma, approximate, channel_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, up, tensor_sigma = ctx.saved_tensors
+        _, operation, number, approximate, channel_dim = ctx.call
+        sigma = number if tensor_sigma is None else tensor_sigma
+        needs = ctx.needs_input_grad[1:4]
+        grads = differentiable_gradients(operation, grad, x, up, sigma, approximate, channel_dim, needs)
+        return None, *grads, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _: None, by_x: Tensor | None, by_up: Tensor | None, by_sigma: Tensor | None, *__: None
+    ) -> Tensor:
+        x, up, tensor_sigma = ctx.saved_tensors
+        _, operation, number, approximate, channel_dim = ctx.call
+        sigma = number if tensor_sigma is None else tensor_sigma
+        wide = compute_dtype(x.dtype)
+        scale = plain.widen(plain.broadcast(sigma, x, channel_dim), wide)
+        named: dict[str, Any] = {"x": x.to(wide), "sigma": scale}
+        tangents: dict[str, Any] = {
+            "x": by_x,
+            "sigma": None if by_sigma is None else plain.broadcast(by_sigma, x, channel_dim),
+        }
+        if operation == "glu":
+            at, other = plain.halves(x, up)
+            named |= {"x": at.to(wide), "up": other.to(wide)}
+            if up is not None:
+                tangents["up"] = by_up
+            elif by_x is not None:
+                tangents["x"], tangents["up"] = plain.halves(by_x, None)
+        result = torch.zeros_like(named["x"])
+        for name, tangent in tangents.items():
+            if tangent is not None:
+                partial, factor = plain.PARTIALS[operation][name]
+                part = tangent.to(wide) * call(partial, named["x"], None, scale, approximate, None)
+                result = result + (part if factor is None else part * named[factor])
+        return result.to(x.dtype)
+
+
+# Past the Python half of Function.apply, which looks for transforms that the kernels do not serve.
+keep_inputs: Callable[..., Tensor] = super(Function, Iglu).apply
+_keep_output: Callable[..., Tensor] = super(Function, IgluFromOutput).apply
+
+
+# -- keeping the output, and in place --------------------------------------------------------------
+
+# Below this an output of float16 has no more digits, and the slope that would be read from it is wrong.
+_SMALLEST_FLOOR = 2.0**-14
+
+
+def output_tells_slope(x: Tensor, sigma: Sigma) -> bool:
+    """Whether the output of the rational value tells its slope.  In float16 not where the floor, 1/(2 sigma),
+    is below the normal numbers; a tensor's values are not looked at."""
+    if x.dtype != torch.float16:
+        return True
+    return not isinstance(sigma, Tensor) and 1 / (2 * sigma) >= _SMALLEST_FLOOR
+
+
+def keep_output(kernels: str, x: Tensor, sigma: Sigma, channel_dim: int, overwrites: bool) -> Tensor:
+    """The rational value, recorded by its output and written over x if asked."""
+    if overwrites:
+        _refuse_before_writing(x)
+    return _keep_output(kernels, x, sigma, channel_dim, overwrites)
+
+
+def _refuse_before_writing(x: Tensor) -> None:
+    """Raise where autograd or the memory of x forbid to overwrite it.  A Function would be refused only after
+    its forward had written; torch's own operations ask first, so one that changes nothing is tried."""
+    if (x.is_leaf and x.requires_grad) or x._is_view():
+        zero: float | Tensor = 0 if x.requires_grad else torch.zeros((), dtype=x.dtype, requires_grad=True)
+        x.sub_(zero)
+
+
+def overwrite(kernels: str, x: Tensor, sigma: Sigma, approximate: str, channel_dim: int) -> Tensor | None:
+    """The value written over x, where nothing is recorded; None where these kernels do not serve."""
+    result = (
+        None
+        if kernels == "plain"
+        else KERNELS[kernels].forward("value", x, None, sigma, approximate, channel_dim, x)
+    )
+    if result is not None and not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+    return result
+
+
+KERNELS["plain"] = Kernels(plain.forward, differentiable_gradients)

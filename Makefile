@@ -23,16 +23,15 @@ help:
 # torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
 $(VENV)/torch.stamp: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) 'setuptools>=77' torch
+	$(PIP) torch
 	@touch $@
 
-# Without build isolation, so that the extensions are built for the torch that is there.
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(SOURCES)
-	$(PIP) --no-build-isolation --editable '.[lab]'
+	$(PIP) --editable '.[lab]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(PIP) --no-build-isolation --editable '.[lab,hf,timm,onnx,dev]'
+	$(PIP) --editable '.[lab,hf,timm,onnx,dev]'
 	@touch $@
 
 demo: $(VENV)/demo.stamp
@@ -56,7 +55,7 @@ check-all: lint test docs matrix
 
 # The variable silences a notice of the theme about its own future.
 docs: $(VENV)/test.stamp
-	$(PIP) --no-build-isolation --editable '.[lab,docs]'
+	$(PIP) --editable '.[lab,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 matrix: $(VENV)/test.stamp

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Transform, constraints
 
 from iglu.formulas import FAMILIES, Sigma
-from iglu.functional import check_choice, check_number, iglu
+from iglu.functional import Approximate, check_choice, check_number, iglu
 from iglu.inverse import iglu_inverse, iglu_log_slope
 
 # How far below 0 the floor is, times sigma.
@@ -34,7 +34,7 @@ class IGLUTransform(Transform):
     bijective = True
     sign = 1
 
-    def __init__(self, sigma: Sigma = 1.0, *, approximate: str = "none", cache_size: int = 0) -> None:
+    def __init__(self, sigma: Sigma = 1.0, *, approximate: Approximate = "none", cache_size: int = 0) -> None:
         check_choice("approximate", approximate, FAMILIES)
         if not isinstance(sigma, Tensor) and not 0 < check_number("sigma", sigma) < math.inf:
             raise ValueError(
@@ -42,7 +42,7 @@ class IGLUTransform(Transform):
             )
         super().__init__(cache_size=cache_size)
         self.sigma = sigma
-        self.approximate = approximate
+        self.approximate: Approximate = approximate
 
     @property
     def floor(self) -> Sigma:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
-from iglu.functional import check_choice
-from iglu.kernels import plain
+from iglu.functional import Approximate, check_choice
+from iglu.kernels import plain, record
 
 # What the library promises, in units in the last place, of a value and of a slope in the precision that it is
 # computed in.
@@ -43,8 +43,8 @@ def bounds(
     high: Tensor,
     sigma: Sigma = 1.0,
     *,
-    approximate: str = "none",
-    channel_dim: int = 1,
+    approximate: Approximate = "none",
+    channel_dim: int | None = None,
 ) -> Bounds:
     """The range of :func:`iglu` over each interval [low, high], and the tightest lines below and above it.
 
@@ -74,7 +74,8 @@ def bounds(
     (tensor(-1.7881e-06), tensor(0.2500))
     """
     check_choice("approximate", approximate, FAMILIES)
-    scale = functional._prepare(low, sigma, channel_dim)
+    scale, channel_dim = functional._prepare(low, sigma, channel_dim)
+    scale = plain.broadcast(scale, low, channel_dim)
     if not isinstance(high, Tensor) or high.shape != low.shape or high.dtype != low.dtype:
         got = f"{tuple(high.shape)} {high.dtype}" if isinstance(high, Tensor) else type(high).__name__
         raise ValueError(f"high must have low's shape and dtype, {tuple(low.shape)} {low.dtype}, got {got}")
@@ -132,18 +133,21 @@ class _Function(NamedTuple):
     def value(self, x: Tensor) -> Tensor:
         if self._is_limit():
             return functional.iglu(x, self.sigma)
-        return plain.call(f"value:{self.approximate}", x, self.sigma)
+        return self._call("value", x)
 
     def slope(self, x: Tensor) -> Tensor:
         if self._is_limit():
             return torch.full_like(x, 0.5) if self.sigma == 0 else (x > 0).to(x.dtype)
-        return plain.call(f"slope:{self.approximate}", x, self.sigma)
+        return self._call("slope", x)
 
     def tangent_intercept(self, x: Tensor) -> Tensor:
         """f(x) - x f'(x) = -x^2 dgate/dx, and df/dsigma = x^2 (dgate/dx)/sigma."""
         if self._is_limit():
             return torch.zeros_like(x)
-        return plain.call(f"by_sigma:{self.approximate}", x, self.sigma) * -self.sigma
+        return self._call("by_sigma", x) * -self.sigma
+
+    def _call(self, operation: str, x: Tensor) -> Tensor:
+        return record.call(operation, x, None, self.sigma, self.approximate, None)
 
     def _is_limit(self) -> bool:
         return isinstance(self.sigma, float) and self.sigma in (0, math.inf)

@@ -24,8 +24,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Family, Sigma
-from iglu.functional import check_choice
-from iglu.kernels import plain
+from iglu.functional import Approximate, check_choice
+from iglu.kernels import plain, record
 
 # p and q of the docstring, lowest order first, all to 2^-28.6 or 2^-55.2 and better;
 # tools/inverse_polynomial.py computes them.
@@ -71,9 +71,15 @@ _HALVES = {torch.float32: 4097.0, torch.float64: 134217729.0}
 
 # The floor, as iglu gives it, is rounded; an output this many eps below it still means -inf.
 _BELOW_FLOOR = 2
+# One operation for each dtype of y, since they differ in that.
+_INVERSE = {
+    dtype: f"inverse of {dtype}" for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
-def iglu_inverse(y: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", channel_dim: int = 1) -> Tensor:
+def iglu_inverse(
+    y: Tensor, sigma: Sigma = 1.0, *, approximate: Approximate = "none", channel_dim: int | None = None
+) -> Tensor:
     """The x with ``iglu(x, sigma) == y``; sigma as in :func:`iglu`, in the precision of the computation.
 
     y = inf gives inf, y = 0 gives 0, the floor -1/(pi sigma) (rational: -1/(2 sigma)) gives -inf, and so does
@@ -95,15 +101,14 @@ def iglu_inverse(y: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", ch
             iglu_inverse, (y, sigma), y, sigma, approximate=approximate, channel_dim=channel_dim
         )
     check_choice("approximate", approximate, FAMILIES)
-    scale = functional._prepare(y, sigma, channel_dim)
+    scale, channel_dim = functional._prepare(y, sigma, channel_dim)
     if isinstance(scale, float) and scale in (0, math.inf):
         return y * 2 if scale == 0 else torch.where(y < 0, math.nan, y)
-    slack = _BELOW_FLOOR * torch.finfo(y.dtype).eps
-    return plain.call(f"inverse:{approximate}", y, scale, slack)
+    return record.call(_INVERSE[y.dtype], y, None, scale, approximate, channel_dim)
 
 
 def iglu_log_slope(
-    x: Tensor, sigma: Sigma = 1.0, *, approximate: str = "none", channel_dim: int = 1
+    x: Tensor, sigma: Sigma = 1.0, *, approximate: Approximate = "none", channel_dim: int | None = None
 ) -> Tensor:
     """log f'(x), the logarithm of the slope of :func:`iglu`, right to a few ulp in both tails.
 
@@ -119,11 +124,11 @@ def iglu_log_slope(
             iglu_log_slope, (x, sigma), x, sigma, approximate=approximate, channel_dim=channel_dim
         )
     check_choice("approximate", approximate, FAMILIES)
-    scale = functional._prepare(x, sigma, channel_dim)
+    scale, channel_dim = functional._prepare(x, sigma, channel_dim)
     if isinstance(scale, float) and scale in (0, math.inf):
         slope = torch.full_like(x, 0.5) if scale == 0 else torch.heaviside(x, torch.full_like(x, 0.5))
         return torch.where(x.isnan(), x, slope.log())
-    return plain.call(f"log_slope:{approximate}", x, scale)
+    return record.call("log_slope", x, None, scale, approximate, channel_dim)
 
 
 # -- the inverse -----------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def _log_slope(family: Family, tail: _Tail, x: Tensor, sigma: Sigma) -> Tensor:
 
 def _hazard(family: Family, tail: _Tail, x: Tensor, sigma: Sigma) -> Tensor:
     """f''/(sigma f') = k/f', which on the far left is power/|u|."""
-    near = family.slope_density(x, sigma) / family.slope(x, sigma)
+    near = family.curvature(x, sigma) / family.slope(x, sigma)
     return torch.where(tail.is_reached(x, sigma), (x * sigma).abs().reciprocal() * tail.power, near)
 
 
@@ -246,36 +251,37 @@ def _operations(approximate: str) -> dict[str, plain.Operation]:
     is_exact = approximate == "none"
     invert, bend = (_exact_inverse, _exact_bend) if is_exact else (_rational_inverse, _rational_bend)
     tail = _TAILS[approximate]
-    slope = functools.partial(plain.call, f"slope:{approximate}")
-    by_sigma = functools.partial(plain.call, f"by_sigma:{approximate}")
-    inverse = functools.partial(plain.call, f"inverse:{approximate}")
-    hazard = functools.partial(plain.call, f"hazard:{approximate}")
 
-    def inverse_by_y(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
-        return slope(inverse(y, sigma, slack), sigma).reciprocal()
+    def call(operation: str, x: Tensor, sigma: Sigma) -> Tensor:
+        return record.call(operation, x, None, sigma, approximate, None)
 
-    def inverse_by_sigma(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
-        x = inverse(y, sigma, slack)
-        return -by_sigma(x, sigma) / slope(x, sigma)
+    def inverse(dtype: torch.dtype) -> plain.Operation:
+        slack = _BELOW_FLOOR * torch.finfo(dtype).eps
+
+        def value(y: Tensor, sigma: Sigma) -> Tensor:
+            return invert(y, sigma, slack)
+
+        def by_y(y: Tensor, sigma: Sigma) -> Tensor:
+            return call("slope", call(_INVERSE[dtype], y, sigma), sigma).reciprocal()
+
+        def by_sigma(y: Tensor, sigma: Sigma) -> Tensor:
+            x = call(_INVERSE[dtype], y, sigma)
+            return -call("by_sigma", x, sigma) / call("slope", x, sigma)
+
+        def textbook(y: Tensor, sigma: Sigma) -> Tensor:
+            """Newton's steps from the solution change nothing but carry derivatives, two the second."""
+            x = invert(y, sigma, slack)
+            for _ in range(2):
+                x = x - (x * family.textbook_gate(x, sigma) - y) / textbook_slope(x, sigma)
+            return x
+
+        return plain.Operation(value, {"x": by_y, "sigma": by_sigma}, textbook)
 
     def textbook_slope(x: Tensor, sigma: Sigma) -> Tensor:
-        return family.textbook_gate(x, sigma) + x * sigma * family.gate_density(x, sigma)
-
-    def textbook_inverse(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
-        """Newton's steps from the solution change nothing but carry derivatives, two of them the second."""
-        x = invert(y, sigma, slack)
-        for _ in range(2):
-            x = x - (x * family.textbook_gate(x, sigma) - y) / textbook_slope(x, sigma)
-        return x
-
-    def log_slope_by_x(x: Tensor, sigma: Sigma) -> Tensor:
-        return hazard(x, sigma) * sigma
-
-    def log_slope_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
-        return hazard(x, sigma) * x
+        return family.textbook_gate(x, sigma) + x * sigma * family.density(x, sigma)
 
     def hazard_by_u(x: Tensor, sigma: Sigma) -> Tensor:
-        ratio = hazard(x, sigma)
+        ratio = call("hazard", x, sigma)
         return ratio * (bend(x, sigma) - ratio)
 
     def hazard_by_x(x: Tensor, sigma: Sigma) -> Tensor:
@@ -288,23 +294,21 @@ def _operations(approximate: str) -> dict[str, plain.Operation]:
         return textbook_slope(x, sigma).log()
 
     def textbook_hazard(x: Tensor, sigma: Sigma) -> Tensor:
-        return family.slope_density(x, sigma) / textbook_slope(x, sigma)
+        return family.curvature(x, sigma) / textbook_slope(x, sigma)
 
-    return {
-        # nothing is differentiated by the third argument, a number
-        f"inverse:{approximate}": plain.Operation(
-            invert, (inverse_by_y, inverse_by_sigma, inverse_by_y), textbook_inverse
-        ),
-        f"log_slope:{approximate}": plain.Operation(
+    return {name: inverse(dtype) for dtype, name in _INVERSE.items()} | {
+        "log_slope": plain.Operation(
             functools.partial(_log_slope, family, tail),
-            (log_slope_by_x, log_slope_by_sigma),
+            {"x": ("hazard", "sigma"), "sigma": ("hazard", "x")},
             textbook_log_slope,
         ),
-        f"hazard:{approximate}": plain.Operation(
-            functools.partial(_hazard, family, tail), (hazard_by_x, hazard_by_sigma), textbook_hazard
+        "hazard": plain.Operation(
+            functools.partial(_hazard, family, tail),
+            {"x": hazard_by_x, "sigma": hazard_by_sigma},
+            textbook_hazard,
         ),
     }
 
 
-for _approximate in FAMILIES:
-    plain.OPERATIONS |= _operations(_approximate)
+for _approximate, _known in plain.OPERATIONS.items():
+    _known |= _operations(_approximate)

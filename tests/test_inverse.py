@@ -265,5 +265,5 @@ def test_misuse_is_named(function):
         function(torch.ones(3), -1)
     with pytest.raises(ValueError, match="approximate must be one of 'none', 'rational', got 'tanh'"):
         function(torch.ones(3), approximate="tanh")
-    with pytest.raises(ValueError, match="must have 1 value or 3"):
+    with pytest.raises(ValueError, match="must have 1 value, or one for each channel"):
         function(torch.ones(2, 3), torch.ones(2))

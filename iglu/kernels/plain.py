@@ -7,20 +7,54 @@ vmap and their compositions follow from one table.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from iglu.formulas import FAMILIES, Sigma, compute_dtype
+from iglu.formulas import FAMILIES, Family, Formula, Sigma, compute_dtype
 
-PARTIALS: dict[str, dict[str, tuple[str, str | None]]] = {
-    "value": {"x": ("slope", None), "sigma": ("by_sigma", None)},
-    "gate": {"x": ("density", "sigma"), "sigma": ("density", "x")},
-    "glu": {"x": ("slope", "up"), "up": ("value", None), "sigma": ("by_sigma", "up")},
-    "slope": {"x": ("curvature", "sigma"), "sigma": ("curvature", "x")},
-    "by_sigma": {"x": ("curvature", "x"), "sigma": ("by_sigma_twice", None)},
-}
-"""The derivative of an operation by each of its inputs: another operation of (x, sigma), and the input it is
-multiplied with.  Those that are not in the table are differentiated by torch."""
+Partial = tuple[str, str | None] | Formula
+
+
+class Operation(NamedTuple):
+    """A function of (x, sigma) and its partial derivative by each: another operation, and the input it is
+    multiplied with; or a function of (x, sigma) made of operations.  Without partials torch differentiates
+    the formula."""
+
+    value: Formula
+    partials: dict[str, Partial]
+    textbook: Formula  # the same by definition, which torch may differentiate as often as it likes
+
+
+def _operations(family: Family) -> dict[str, Operation]:
+    def textbook_value(x: Tensor, sigma: Sigma) -> Tensor:
+        return x * family.textbook_gate(x, sigma)
+
+    def textbook_slope(x: Tensor, sigma: Sigma) -> Tensor:
+        return family.textbook_gate(x, sigma) + x * sigma * family.density(x, sigma)
+
+    def textbook_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
+        return x * x * family.density(x, sigma)
+
+    value: dict[str, Partial] = {"x": ("slope", None), "sigma": ("by_sigma", None)}
+    pair: dict[str, Partial] = {"x": ("slope", "up"), "up": ("value", None), "sigma": ("by_sigma", "up")}
+    gate: dict[str, Partial] = {"x": ("density", "sigma"), "sigma": ("density", "x")}
+    slope: dict[str, Partial] = {"x": ("curvature", "sigma"), "sigma": ("curvature", "x")}
+    by_sigma: dict[str, Partial] = {"x": ("curvature", "x"), "sigma": ("by_sigma_twice", None)}
+    return {
+        "value": Operation(family.value, value, textbook_value),
+        "glu": Operation(family.value, pair, textbook_value),  # and this times up
+        "gate": Operation(family.gate, gate, family.textbook_gate),
+        "slope": Operation(family.slope, slope, textbook_slope),
+        "by_sigma": Operation(family.by_sigma, by_sigma, textbook_by_sigma),
+        "density": Operation(family.density, {}, family.density),
+        "curvature": Operation(family.curvature, {}, family.curvature),
+        "by_sigma_twice": Operation(family.by_sigma_twice, {}, family.by_sigma_twice),
+    }
+
+
+OPERATIONS = {approximate: _operations(family) for approximate, family in FAMILIES.items()}
 
 
 def forward(
@@ -35,14 +69,8 @@ def forward(
     """The result, in the dtype of x: computed in at least float32 and rounded once.
 
     ``channel_dim`` None says that sigma broadcasts against x as it is."""
-    family, wide = FAMILIES[approximate], compute_dtype(x.dtype)
-    scale = widen(broadcast(sigma, x, channel_dim), wide)
-    if operation == "glu":
-        gate, other = halves(x, up)
-        result = family.value(gate.to(wide), scale) * other.to(wide)
-    else:
-        result = getattr(family, operation)(x.to(wide), scale)
-    result = result.to(x.dtype)
+    formula = OPERATIONS[approximate][operation].value
+    result = _evaluate(formula, operation, x, up, sigma, channel_dim)
     return result if out is None else out.copy_(result)
 
 
@@ -50,20 +78,19 @@ def textbook(
     operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None
 ) -> Tensor:
     """The same by the definitions, which torch may differentiate as often as it likes."""
-    family, wide = FAMILIES[approximate], compute_dtype(x.dtype)
+    formula = OPERATIONS[approximate][operation].textbook
+    return _evaluate(formula, operation, x, up, sigma, channel_dim)
+
+
+def _evaluate(
+    formula: Formula, operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, channel_dim: int | None
+) -> Tensor:
+    wide = compute_dtype(x.dtype)
     scale = widen(broadcast(sigma, x, channel_dim), wide)
-    at, other = halves(x, up) if operation == "glu" else (x, None)
-    at = at.to(wide)
-    gate = family.textbook_gate(at, scale)
-    if operation in ("value", "glu"):
-        result = at * gate
-    elif operation == "slope":
-        result = gate + at * scale * family.density(at, scale)
-    elif operation == "by_sigma":
-        result = at * at * family.density(at, scale)
-    else:
-        result = gate if operation == "gate" else getattr(family, operation)(at, scale)
-    return (result if other is None else result * other.to(wide)).to(x.dtype)
+    if operation != "glu":
+        return formula(x.to(wide), scale).to(x.dtype)
+    gate, other = halves(x, up)
+    return (formula(gate.to(wide), scale) * other.to(wide)).to(x.dtype)
 
 
 def halves(x: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ class Kernels(NamedTuple):
 
     ``twice(operation, by_x, by_up, by_sigma, grad, x, up, sigma, approximate, channel_dim)``, if there is
     one, is given the gradients of the three results of ``backward`` (or None) and gives those of grad, x, up
-    and sigma.  Without it the operations of ``PARTIALS`` serve one after the other.
+    and sigma.  Without it the partials of ``OPERATIONS`` serve one after the other.
     """
 
     forward: Callable[..., Tensor | None]
@@ -54,7 +54,8 @@ def call(
 ) -> Tensor:
     """An operation by the formulas in torch, differentiable in every way that torch knows."""
     inputs = (operation, x, up, sigma, approximate, channel_dim)
-    if operation not in plain.PARTIALS or is_exporting() or _is_tracing():
+    partials = plain.OPERATIONS[approximate][operation].partials
+    if not partials or is_exporting() or _is_tracing():
         return plain.forward(*inputs)  # a program that is kept is made of torch's operations alone
     if torch._C._are_functorch_transforms_active():
         if _forward_mode_is_nested():
@@ -131,14 +132,10 @@ def differentiable_gradients(
     at, other = plain.halves(x, up) if operation == "glu" else (x, None)
     scale = plain.broadcast(sigma, x, channel_dim)
     wide = compute_dtype(x.dtype)
-    named = {"x": at.to(wide), "sigma": plain.widen(scale, wide)}
-    if other is not None:
-        named["up"] = other.to(wide)
+    partials = _Partials(operation, approximate, at.to(wide), other, plain.widen(scale, wide))
 
     def gradient_of(name: str) -> Tensor:
-        partial, factor = plain.PARTIALS[operation][name]
-        result = grad.to(wide) * call(partial, named["x"], None, named["sigma"], approximate, None)  # type: ignore[arg-type]
-        return result if factor is None else result * named[factor]
+        return partials.times(grad, name)
 
     by_x = gradient_of("x").to(x.dtype) if needs[0] else None
     by_up = gradient_of("up").to(x.dtype) if other is not None and (needs[1] or up is None) else None
@@ -148,6 +145,25 @@ def differentiable_gradients(
         return by_x, by_up, None
     by_sigma = gradient_of("sigma").sum_to_size(scale.shape)
     return by_x, by_up, by_sigma.reshape(sigma.shape).to(sigma.dtype)
+
+
+class _Partials:
+    """The partial derivatives of an operation at its inputs."""
+
+    def __init__(self, operation: str, approximate: str, x: Tensor, up: Tensor | None, sigma: Sigma) -> None:
+        self.of = plain.OPERATIONS[approximate][operation].partials
+        self.approximate = approximate
+        self.inputs: dict[str, Any] = {"x": x, "up": None if up is None else up.to(x.dtype), "sigma": sigma}
+
+    def times(self, factor: Tensor, name: str) -> Tensor:
+        """The derivative by the input of this name, times a gradient or a tangent."""
+        x, sigma = self.inputs["x"], self.inputs["sigma"]
+        partial = self.of[name]
+        if callable(partial):
+            return factor.to(x.dtype) * partial(x, sigma)
+        operation, multiplied_with = partial
+        result = factor.to(x.dtype) * call(operation, x, None, sigma, self.approximate, None)
+        return result if multiplied_with is None else result * self.inputs[multiplied_with]
 
 
 def _from_output(
@@ -272,24 +288,17 @@ class _Transformed(Function):
         sigma = number if tensor_sigma is None else tensor_sigma
         wide = compute_dtype(x.dtype)
         scale = plain.widen(plain.broadcast(sigma, x, channel_dim), wide)
-        named: dict[str, Any] = {"x": x.to(wide), "sigma": scale}
-        tangents: dict[str, Any] = {
-            "x": by_x,
-            "sigma": None if by_sigma is None else plain.broadcast(by_sigma, x, channel_dim),
-        }
-        if operation == "glu":
-            at, other = plain.halves(x, up)
-            named |= {"x": at.to(wide), "up": other.to(wide)}
-            if up is not None:
-                tangents["up"] = by_up
-            elif by_x is not None:
-                tangents["x"], tangents["up"] = plain.halves(by_x, None)
-        result = torch.zeros_like(named["x"])
+        at, other = plain.halves(x, up) if operation == "glu" else (x, None)
+        if operation == "glu" and up is None and by_x is not None:
+            by_x, by_up = plain.halves(by_x, None)
+        tangents: dict[str, Any] = {"x": by_x, "up": by_up, "sigma": by_sigma}
+        if by_sigma is not None:
+            tangents["sigma"] = plain.broadcast(by_sigma, x, channel_dim)
+        partials = _Partials(operation, approximate, at.to(wide), other, scale)
+        result = torch.zeros_like(at, dtype=wide)
         for name, tangent in tangents.items():
             if tangent is not None:
-                partial, factor = plain.PARTIALS[operation][name]
-                part = tangent.to(wide) * call(partial, named["x"], None, scale, approximate, None)
-                result = result + (part if factor is None else part * named[factor])
+                result = result + partials.times(tangent, name)
         return result.to(x.dtype)
 
 

@@ -40,10 +40,10 @@ IGLU_INLINE __m512 quotient_wide(__m512 x, __m512 d)
 IGLU_INLINE __m512 rational_value_wide(__m512 x, scale_wide k)
 {
     __m512 cut = _mm512_min_ps(k.largest, _mm512_div_ps(_mm512_set1_ps(0x1p100f), k.sigma));
-    __m512 size = _mm512_min_ps(cut, _mm512_abs_ps(x)), two = _mm512_set1_ps(2);
-    __m512 d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma_low), size, two);
-    d = _mm512_fmadd_ps(_mm512_mul_ps(two, k.sigma), size, d);
-    return _mm512_sub_ps(positive_part_wide(x), quotient_wide(size, d));
+    __m512 size = _mm512_min_ps(cut, _mm512_abs_ps(x));
+    __m512 d = _mm512_fmadd_ps(k.sigma_low, size, _mm512_set1_ps(1));
+    d = _mm512_fmadd_ps(k.sigma, size, d);
+    return _mm512_fnmadd_ps(_mm512_set1_ps(0.5f), quotient_wide(size, d), positive_part_wide(x));
 }
 
 /* -- exact --------------------------------------------------------------------------------------------- */

@@ -60,7 +60,7 @@ def find_stations(
     trace = _Trace(model, activations)
     with trace.hooks(), _Follow(trace), torch.no_grad():
         forward()
-    return trace.stations
+    return trace.finish()
 
 
 class _Trace:
@@ -74,8 +74,14 @@ class _Trace:
         self._fed: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self._made: dict[int, tuple[Tensor, Station]] = {}
         self._by_module: dict[int, Station] = {}
+        self._calls: dict[int, int] = {}
         self._is_after_first = False
         self.stations: list[Station] = []
+
+    def finish(self) -> list[Station]:
+        for station in self.stations:
+            station.calls = self._calls[id(station.module)]
+        return self.stations
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
@@ -116,6 +122,7 @@ class _Trace:
         self._mark(output, frozenset(self._activations[id(module)]))
 
     def _see_layer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls[id(module)] = self._calls.get(id(module), 0) + 1
         value = first_tensor(args, kwargs)
         fed = self._fed_by(value)
         if isinstance(module, _BatchNorm):
@@ -127,11 +134,11 @@ class _Trace:
                 return
         elif not fed:
             return
-        if id(module) in self._by_module:
-            self._by_module[id(module)].calls += 1
+        known = self._by_module.get(id(module))
+        if known is not None:
+            known.activations = tuple(sorted({*known.activations, *fed}))
             return
-        station = Station(self._names[id(module)], module, tuple(sorted(fed)))
-        self._by_module[id(module)] = station
+        self._by_module[id(module)] = station = Station(self._names[id(module)], module, tuple(sorted(fed)))
         self.stations.append(station)
 
     def _see_output(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -103,7 +103,7 @@ class _Layer:
         module: Any = self.module
         if not self._is_convolution:
             return _rows(x, mask)
-        patches = F.unfold(x.float(), module.kernel_size, module.dilation, module.padding, module.stride)
+        patches = F.unfold(_computed(x), module.kernel_size, module.dilation, module.padding, module.stride)
         return patches.transpose(1, 2).flatten(0, 1)
 
     def outputs(self, y: Tensor, mask: Tensor | None) -> Tensor:
@@ -120,10 +120,15 @@ class _Layer:
 
 def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
     """Without padding, where the mask is one of the rows: batch by length, or both in one dimension."""
-    flat = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
+    flat = _computed(x).reshape(-1, x.shape[-1])
     if mask is None or mask.numel() != len(flat) or x.shape[:-1] not in (mask.shape, flat.shape[:1]):
         return flat
     return flat[mask.flatten()]
+
+
+def _computed(x: Tensor) -> Tensor:
+    """In float32 or better."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _error(station: Station, pairs: Iterable[Pair]) -> float:
@@ -134,7 +139,8 @@ def _error(station: Station, pairs: Iterable[Pair]) -> float:
         output = station.module.forward(given)
         if layer is not None:
             output, wanted = layer.outputs(output, mask), layer.outputs(wanted, mask)
-        difference = output.float() - wanted.float()
+        output, wanted = _computed(output), _computed(wanted)
+        difference = output - wanted
         if station.feeds_norm:
             difference, wanted = difference - difference.mean(0), wanted - wanted.mean(0)
         off += _square(difference)
@@ -143,7 +149,7 @@ def _error(station: Station, pairs: Iterable[Pair]) -> float:
 
 
 def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.float())) ** 2
+    return float(torch.linalg.vector_norm(x)) ** 2
 
 
 # -- the corrections --------------------------------------------------------------------------------

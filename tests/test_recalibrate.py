@@ -1,0 +1,456 @@
+"""A swapped model, recalibrated: the layers behind give what they gave, or the record says why not."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+import iglu
+from iglu.swapping import fitting
+from iglu.swapping.feeding import find_stations
+
+
+def batches(count=10, size=128, features=6, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return list((torch.randn(count, size, features, generator=generator) * 1.5).to(dtype).unbind())
+
+
+def perceptron(activation=nn.GELU, dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 24), activation(), nn.Linear(24, 12, **options), activation(), nn.Linear(12, 3)]
+    return nn.Sequential(*layers).to(dtype).eval()
+
+
+def swapped(model, to="relu"):
+    other = copy.deepcopy(model)
+    iglu.swap(other, to)
+    return other
+
+
+def error(model, like, data):
+    x = torch.cat(data)
+    with torch.no_grad():
+        return ((model(x) - like(x)).norm() / like(x).norm()).item()
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- what it does ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["shift", "least-squares"])
+def test_each_step_brings_the_model_nearer_to_the_original(method):
+    like = perceptron()
+    model = swapped(like)
+    before = error(model, like, batches(seed=1))
+    record = iglu.recalibrate(model, batches(), like=like, method=method)
+    after = error(model, like, batches(seed=1))
+    assert [each.place for each in record.corrected] == ["2", "4"]
+    assert [each.activations for each in record.corrected] == [("1",), ("3",)]
+    assert after < {"shift": 0.6, "least-squares": 0.35}[method] * before
+    for each in record.corrected:
+        assert each.method == method
+        assert each.after < each.before
+
+
+def test_the_shift_is_the_change_of_the_mean_and_touches_nothing_else():
+    like = perceptron(dtype=torch.float64)
+    model = swapped(like)
+    start = state(model)
+    data = batches(5, dtype=torch.float64)
+    iglu.recalibrate(model, data, like=like, method="shift")
+    x = torch.cat(data[:4])  # the fifth judges
+    h = F.linear(x, start["0.weight"], start["0.bias"])
+    first = (F.gelu(h) - F.relu(h)).mean(0) @ start["2.weight"].T
+    torch.testing.assert_close(model[2].bias, start["2.bias"] + first)
+    # the second on what the corrected first gives it
+    wanted = like[2](like[1](like[0](x)))
+    given = model[2](model[1](model[0](x)))
+    second = (F.gelu(wanted) - F.relu(given)).mean(0) @ start["4.weight"].T
+    torch.testing.assert_close(model[4].bias, start["4.bias"] + second)
+    for name in ("0.weight", "0.bias", "2.weight", "4.weight"):
+        assert torch.equal(model.state_dict()[name], start[name])
+
+
+def test_least_squares_solves_the_ridge_problem():
+    like = perceptron(dtype=torch.float64)[:3]
+    model = swapped(like)
+    data = batches(5, dtype=torch.float64)
+    record = iglu.recalibrate(model, data, like=like)
+    assert [each.method for each in record.corrected] == ["least-squares"]
+    x = torch.cat(data[:4])
+    with torch.no_grad():
+        h, wanted = model[1](model[0](x)), like(x)
+    # the same as one stacked least-squares problem: rows of data, then rows of the penalty
+    centred, target = h - h.mean(0), wanted - wanted.mean(0)
+    penalty = math.sqrt(fitting.RIDGE * centred.square().mean() * len(x))
+    eye = torch.eye(24, dtype=torch.float64) * penalty
+    stacked = torch.linalg.lstsq(
+        torch.cat([centred, eye]), torch.cat([target, like[2].weight.T * penalty])
+    ).solution
+    torch.testing.assert_close(model[2].weight, stacked.T, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(model[2].bias, wanted.mean(0) - stacked.T @ h.mean(0), rtol=1e-6, atol=1e-8)
+
+
+def test_the_errors_of_the_record_are_those_of_batches_that_were_not_fitted():
+    like = perceptron(dtype=torch.float64)[:3]
+    model = swapped(like)
+    data = batches(10, dtype=torch.float64)
+    (correction,) = iglu.recalibrate(model, data, like=like).corrected
+    assert correction.after == pytest.approx(error(model, like, data[8:]), rel=1e-5)
+    assert correction.before == pytest.approx(error(swapped(like), like, data[8:]), rel=1e-5)
+
+
+def test_a_fit_that_does_worse_where_it_is_judged_is_not_kept():
+    """Eight rows for 24 unknowns a row: least squares learns them by heart, the shift helps."""
+    like = perceptron()[:3]
+    model = swapped(like)
+    data = [batch[:4] for batch in batches(2)] + [batches(seed=3)[0]]
+    (correction,) = iglu.recalibrate(model, data, like=like).corrected
+    assert correction.method == "shift"
+    # nothing helps where GELU and ReLU are the same
+    model = swapped(like)
+    start = state(model)
+    record = iglu.recalibrate(model, [*batches(2), torch.full((64, 6), 300.0)], like=like)
+    assert not record.corrected
+    assert "no correction does better" in record.left[0].reason
+    assert same(state(model), start)
+
+
+def test_a_layer_without_a_bias_is_fitted_through_the_origin():
+    like = perceptron(dtype=torch.float64, bias=False)[:3]
+    model = swapped(like)
+    before = error(model, like, batches(seed=1, dtype=torch.float64))
+    record = iglu.recalibrate(model, batches(dtype=torch.float64), like=like)
+    assert record.corrected[0].method == "least-squares"
+    assert error(model, like, batches(seed=1, dtype=torch.float64)) < 0.7 * before
+    record = iglu.recalibrate(swapped(like), batches(dtype=torch.float64), like=like, method="shift")
+    assert [each.reason for each in record.left] == ["it has no bias to take up the shift"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_keep_their_dtype_and_gain_as_much(dtype):
+    like = perceptron(dtype=dtype)
+    model = swapped(like)
+    before = error(model, like, batches(seed=1, dtype=dtype))
+    iglu.recalibrate(model, batches(dtype=dtype), like=like)
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+    assert error(model, like, batches(seed=1, dtype=dtype)) < 0.4 * before
+
+
+def test_padding_does_not_count():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = perceptron()[:3]
+
+        def forward(self, x, attention_mask):
+            return self.body(x)
+
+    like = Tagger()
+    data = []
+    for number, batch in enumerate(batches(5)):
+        x = batch.view(16, 8, 6).clone()
+        mask = torch.arange(8) < 5 + number % 3
+        x[:, ~mask] = 0.3
+        data.append({"x": x, "attention_mask": mask.expand(16, 8).long()})
+    model = swapped(like)
+    iglu.recalibrate(model, data, like=like, method="shift")
+    real = torch.cat([each["x"][each["attention_mask"].bool()] for each in data[:4]])
+    first, _, last = like.body
+    with torch.no_grad():
+        shift = (F.gelu(first(real)) - F.relu(first(real))).mean(0) @ last.weight.T
+        torch.testing.assert_close(model.body[2].bias, last.bias + shift)
+    for method in ("shift", "least-squares"):  # a model that flattens its tokens
+        flat = swapped(like)
+        forward = lambda model, batch: model(batch["x"].flatten(0, 1), None)  # noqa: E731
+        iglu.recalibrate(flat, data, like=like, method=method, forward=forward)
+        other = swapped(like)
+        iglu.recalibrate(other, data, like=like, method=method)
+        torch.testing.assert_close(flat.body[2].bias, other.body[2].bias)
+    nothing = [each | {"attention_mask": torch.zeros(16, 8)} for each in data]
+    record = iglu.recalibrate(swapped(like), nothing, like=like)
+    assert record.left[0].reason == "no token counts: the mask excludes all"
+
+
+# -- BatchNorm and convolutions ----------------------------------------------------------------------
+
+
+def convolutional(activation=nn.ReLU):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), activation(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), activation(),
+        nn.Conv2d(8, 8, 3, groups=4), activation(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    for batch in images(20, seed=9):
+        model(batch)
+    return model.eval()
+
+
+def images(count=10, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(count, 32, 3, 8, 8, generator=generator).unbind())
+
+
+def test_every_batch_norm_that_follows_gets_the_statistics_of_what_it_is_given():
+    like = convolutional()
+    model = swapped(like, "iglu:0.5")
+    start = state(model)
+    data = images(5)
+    record = iglu.recalibrate(model, data, like=like, method="norms")
+    assert [(each.place, each.method) for each in record.corrected] == [("4", "batch norm")]
+    assert not record.left
+    given = model[:4](torch.cat(data[:4]))
+    torch.testing.assert_close(model[4].running_mean, given.mean((0, 2, 3)))
+    torch.testing.assert_close(model[4].running_var, given.var((0, 2, 3)))
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, start[name])}
+    assert changed == {"4.running_mean", "4.running_var"}  # not the count, nor the norm before
+    assert not model.training
+
+
+def test_convolutions_of_all_kinds_are_corrected_as_far_as_they_can_be():
+    like = convolutional()
+    model = swapped(like, "iglu:0.5")
+    before = error(model, like, images(seed=1))
+    record = iglu.recalibrate(model, images(), like=like)
+    methods = {each.place: each.method for each in record.corrected}
+    assert methods == {"3": "least-squares", "4": "batch norm", "6": "shift", "10": "least-squares"}
+    assert {each.place: each.activations for each in record.corrected}["10"] == ("7",)  # through the pooling
+    assert error(model, like, images(seed=1)) < 0.5 * before
+
+
+def test_a_fitted_convolution_is_the_least_squares_of_its_patches():
+    like = convolutional().double()
+    model = swapped(like, "iglu:0.5")
+    data = [batch.double() for batch in images(5)]
+    iglu.recalibrate(model, data, like=like)
+    x = torch.cat(data[:4])
+    patches = F.unfold(model[:3](x), 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1)
+    wanted = like[:4](x).movedim(1, -1).flatten(0, 2)
+    # a BatchNorm follows, so a mean is free
+    centred, target = patches - patches.mean(0), wanted - wanted.mean(0)
+    gram = centred.T @ centred / len(centred)
+    ridge = fitting.RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    old = like[3].weight.flatten(1).T
+    expected = torch.linalg.solve(gram + ridge, centred.T @ target / len(centred) + ridge @ old)
+    torch.testing.assert_close(model[3].weight.flatten(1).T, expected, rtol=1e-3, atol=1e-5)
+
+
+# -- the zoo -----------------------------------------------------------------------------------------
+
+
+def hidden_errors(make, key, data, method="least-squares"):
+    torch.manual_seed(0)
+    like = make().eval()
+    model = copy.deepcopy(like)
+    iglu.swap(model, key)
+    record = iglu.recalibrate(model, data, like=like, method=method)
+    return record, {each.place for each in record.corrected}
+
+
+def test_bert_gpt2_and_llama_are_corrected_in_their_down_projections():
+    transformers = pytest.importorskip("transformers")
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        {"input_ids": torch.randint(50, (4, 16), generator=generator), "attention_mask": torch.ones(4, 16)}
+        for _ in range(5)
+    ]
+    small = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = transformers.BertConfig(**small, intermediate_size=32)
+    record, places = hidden_errors(lambda: transformers.BertModel(bert), "relu", data)
+    assert places == {f"encoder.layer.{layer}.output.dense" for layer in range(2)}
+    gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    record, places = hidden_errors(lambda: transformers.GPT2LMHeadModel(gpt2), "relu", data)
+    assert places == {f"transformer.h.{layer}.mlp.c_proj" for layer in range(2)}
+    assert all(each.after < 0.5 * each.before for each in record.corrected)
+    llama = transformers.LlamaConfig(**small, intermediate_size=32)
+    record, places = hidden_errors(lambda: transformers.LlamaForCausalLM(llama), "relu", data)
+    assert places == {f"model.layers.{layer}.mlp.down_proj" for layer in range(2)}
+    assert all(each.after < each.before for each in record.corrected)
+
+
+def test_timm_resnets_and_vits_are_corrected_throughout():
+    timm = pytest.importorskip("timm")
+    generator = torch.Generator().manual_seed(0)
+    data = list(torch.randn(3, 8, 3, 32, 32, generator=generator).unbind())
+    record, places = hidden_errors(lambda: timm.create_model("resnet18"), "iglu:2", data, "norms")
+    norms = {each.place for each in record.corrected if each.method == "batch norm"}
+    assert len(norms) == 19  # all but the first of 20
+    record, places = hidden_errors(
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), "relu", data
+    )
+    assert places == {"blocks.0.mlp.fc2", "blocks.1.mlp.fc2"}
+
+
+# -- what cannot be done, and misuse -------------------------------------------------------------------
+
+
+class Special(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.act = nn.GELU()
+        self.last = nn.Linear(6, 6)
+        self.kind = kind
+        if kind == "tied":
+            self.other = nn.Linear(6, 6)
+            self.other.weight = self.last.weight
+        if kind == "parametrized":
+            parametrize.register_parametrization(self.last, "weight", nn.Tanh())
+        if kind == "quantised":
+            self.last.weight = nn.Parameter(self.last.weight.to(torch.int8), requires_grad=False)
+            self.last.forward = lambda x: F.linear(x, self.last.weight.to(x.dtype))
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x):
+        x = self.act(x)
+        if self.kind == "norm":
+            x = self.norm(x)
+        if self.kind == "added":
+            x = x + 1
+        x = self.last(x)
+        return self.last(x) if self.kind == "shared" else x
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "reason"),
+    [
+        ("norm", "act", "no linear layer behind it"),
+        ("added", "act", "no linear layer behind it"),
+        ("tied", "last", "its weight is tied, 2 places hold it"),
+        ("parametrized", "last", "its weight is computed, not held: parametrized or packed"),
+        ("quantised", "last", "its weight is quantised, torch.int8"),
+    ],
+)
+def test_what_cannot_be_corrected_is_listed_with_the_reason(kind, place, reason):
+    like = Special(kind)
+    model = swapped(like)
+    start = state(model)
+    record = iglu.recalibrate(model, batches(), like=like)
+    assert [(each.place, each.reason) for each in record.left] == [(place, reason)]
+    assert not record.corrected
+    assert same(state(model), start)
+
+
+def test_a_layer_called_twice_behind_activations_is_shared():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.GELU(), nn.GELU(), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.last(self.second(self.last(self.first(x))))
+
+    like = Twice()
+    record = iglu.recalibrate(swapped(like), batches(), like=like)
+    assert [each.reason for each in record.left] == ["a shared layer, called 2 times in a forward"]
+
+
+def test_an_exception_leaves_the_model_as_it_was():
+    like = perceptron().train()
+    model = swapped(like)
+    start = state(model)
+    calls = []
+
+    def breaks(module, batch):
+        out = module(batch)
+        calls.append(module is model)
+        if sum(calls) > 3:
+            raise RuntimeError("out of luck")
+        return out
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        iglu.recalibrate(model, batches(), like=like, forward=breaks)
+    assert same(state(model), start)
+    assert model.training
+    assert like.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        iglu.swap(like, "relu", recalibrate=[torch.ones(2, 7)])
+    assert isinstance(like[1], nn.GELU)
+
+
+def test_undo_puts_back_weights_and_activations():
+    model = perceptron()
+    start = state(model)
+    record = iglu.swap(model, "iglu:2", recalibrate=batches())
+    assert isinstance(model[1], iglu.IGLU)
+    assert record.recalibration is not None
+    assert len(record.recalibration.corrected) == 2
+    assert "2: least-squares, error" in repr(record)
+    assert not same(state(model), start)
+    record.undo()
+    assert isinstance(model[1], nn.GELU)
+    assert same(state(model), start)
+
+
+def test_misuse_is_named():
+    model = perceptron()
+    with pytest.raises(ValueError, match="got the model itself"):
+        iglu.recalibrate(model, batches(), like=model)
+    with pytest.raises(ValueError, match="have the same activations: nothing was swapped"):
+        iglu.recalibrate(model, batches(), like=copy.deepcopy(model))
+    with pytest.raises(ValueError, match="batches is empty"):
+        iglu.recalibrate(swapped(model), [], like=model)
+    with pytest.raises(ValueError, match="method must be one of 'least-squares', 'shift', 'norms', got 'ls'"):
+        iglu.recalibrate(swapped(model), batches(), like=model, method="ls")
+    with pytest.raises(TypeError, match=r"like must be an nn.Module, got NoneType"):
+        iglu.recalibrate(swapped(model), batches(), like=None)
+    with pytest.raises(ValueError, match="like must be the model before the swap: it has nothing at '3'"):
+        iglu.recalibrate(swapped(model), batches(), like=model[:2])
+    with pytest.raises(ValueError, match="no IGLU to harden"):
+        iglu.harden(model, batches())
+
+
+# -- harden --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+def test_hardening_gives_exact_relu_and_counts_its_zeros(learnable):
+    model = perceptron(lambda: iglu.IGLU(3.0, learnable=learnable))
+    like = copy.deepcopy(model)
+    record = iglu.harden(model, batches())
+    assert [type(model[place]) for place in (1, 3)] == [nn.ReLU, nn.ReLU]
+    x = torch.cat(batches())
+    with torch.no_grad():
+        hidden = model[:2](x)
+    assert record.zeros["1"] == pytest.approx((hidden == 0).float().mean().item(), abs=1e-6)
+    assert 0.2 < record.zeros["3"] < 0.8
+    assert error(model, like, batches(seed=1)) < 0.5 * error(swapped_type(like), like, batches(seed=1))
+    record.undo()
+    assert same(state(model), state(like))
+    assert isinstance(model[1], iglu.IGLU)
+
+
+def swapped_type(like):
+    other = copy.deepcopy(like)
+    iglu.swap(other, "relu", only=iglu.IGLU)
+    return other
+
+
+def test_the_layers_an_activation_feeds_are_found_through_what_passes_it_on():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act, self.drop = nn.SiLU(), nn.Dropout(0.1)
+            self.gate, self.up, self.down = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 4)
+            self.aside = nn.Linear(4, 4)
+
+        def forward(self, x):
+            pair = self.act(self.gate(x)) * self.up(x)
+            return self.down(self.drop(pair).reshape(-1, 8).contiguous()) + self.aside(x)
+
+    model = Gated().eval()
+    stations = find_stations(model, {"act": model.act}, lambda: model(torch.randn(2, 3, 4)[0]))
+    assert [(each.place, each.activations) for each in stations] == [("down", ("act",))]

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy arm clean
+.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy arm windows clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
@@ -17,6 +17,7 @@ help:
 	@echo "make wheel      build the wheel and check it in a fresh environment"
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
 	@echo "make arm        the same for 64-bit ARM, cross-built and run under qemu"
+	@echo "make windows    the same for 64-bit Windows, cross-built and run under wine"
 	@echo "make pictures   draw the pictures of the README and the docs"
 	@echo "make clean      remove what was built"
 
@@ -72,6 +73,9 @@ accuracy: $(VENV)/test.stamp
 
 arm:
 	tools/check_arm
+
+windows:
+	tools/check_windows
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info iglu/*.so

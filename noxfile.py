@@ -75,6 +75,13 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", "-m", "slow", *session.posargs)
 
 
+@nox.session(python=False)
+def cross(session: nox.Session) -> None:
+    """the loops for 64-bit ARM under qemu, and for Windows under wine"""
+    session.run("tools/check_arm", external=True)
+    session.run("tools/check_windows", external=True)
+
+
 @nox.session(python=DEFAULT)
 def bench(session: nox.Session) -> None:
     """every ratio beside that of the last time on such a processor; nox -s bench -- FOLDER to keep them in"""

@@ -177,7 +177,7 @@ def test_a_workflow_only_calls_sessions_that_anybody_can_run(path: Path) -> None
     steps = [step for job in parsed(path)["jobs"].values() for step in job["steps"]]
     commands = [step["run"].strip() for step in steps if "run" in step]
     for command in commands:
-        if command != "pip install --constraint constraints.txt nox":
+        if not command.startswith(("pip install --constraint constraints.txt nox", "sudo apt-get install ")):
             called = re.fullmatch(r'nox -s "?([\w ]+)(-\$\{\{.*\}\}\)")?( -- \S+)?', command)
             assert called, command
             assert {*called[1].split()} <= sessions()

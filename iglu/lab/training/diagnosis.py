@@ -15,10 +15,14 @@ from iglu.lab.training.tasks import Task
 def first_nonfinite(network: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> str | None:
     """The layer whose output, or else whose gradient, is the first to be not finite; None if all are.
 
-    The weights must be those of before the update, and the caller sets the random state of the step.
+    The weights must be those of before the update, and the caller sets the random state of the step.  Both
+    passes are always made: processes that share a batch wait for each other in them.
     """
     with _watch(network) as bad_layers:
         loss = task.score(network(inputs), targets).loss
+    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    # Not by backward(), which would wake the hooks of data parallel training.
+    gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
     if bad_layers:
         name, module = bad_layers[0]
         bad_weights = [key for key, p in module.named_parameters() if not p.isfinite().all()]
@@ -27,9 +31,6 @@ def first_nonfinite(network: nn.Module, task: Task, inputs: Tensor, targets: Ten
         )
     if not loss.isfinite():
         return "the loss itself; the output of every layer is finite"
-    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    # Not by backward(), which would wake the hooks of data parallel training.
-    gradients = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
     # The backward pass meets the last layers first.
     for (name, _), gradient in zip(reversed(named), reversed(gradients), strict=True):
         if gradient is not None and not gradient.isfinite().all():

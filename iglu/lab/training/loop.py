@@ -29,6 +29,7 @@ from iglu.lab.runs.storage import write_json, write_json_lines
 from iglu.lab.runs.writing import claim, open_run, record_start
 from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
 from iglu.lab.training.diagnosis import first_nonfinite
+from iglu.lab.training.processes import share_batch_norm
 from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
 from iglu.lab.training.tasks import Task, load_task
 from iglu.modules import SigmaModule, weight_decay_groups
@@ -131,7 +132,10 @@ class Loop:
         task = load_task(recipe, data, fabric.device)
         self.task = task
         torch.manual_seed(derive_seed(recipe.seed, "weights"))
-        network = fabric.to_device(task.make_model())
+        network = task.make_model()
+        if fabric.world_size > 1:
+            network = share_batch_norm(network, fabric.device)
+        network = fabric.to_device(network)
         if recipe.channels_last:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         decay = recipe.weight_decay
@@ -142,8 +146,8 @@ class Loop:
         wrapped: Any = torch.compile(network) if recipe.compile else network
         self.model, self.optimizer = fabric.setup(wrapped, optimizer)
         self.network = network
-        steps = steps_an_epoch(recipe, task.samples, fabric.world_size)
-        if steps == 0 or recipe.batch < fabric.world_size:
+        steps = steps_an_epoch(recipe, task.samples)
+        if recipe.batch < fabric.world_size:
             raise MistakeError(f"batch={recipe.batch} is too small for {fabric.world_size} processes")
         self.training = Training(recipe, folder, task, network, steps, sums=_no_sums())
         self.last_save = time.monotonic()
@@ -348,14 +352,16 @@ class Loop:
 
     def _diagnose(self, rows: Tensor, parts: list[slice]) -> str:
         training = self.training
-        where = None
+        found = []
+        # Every part in every process, whatever another found: layers may wait for those of the others.
         for part in parts:
             self._seed_dropout()
             with self.fabric.autocast():
-                where = where or first_nonfinite(self.network, self.task, *self._batch(rows, part))
+                found.append(first_nonfinite(self.network, self.task, *self._batch(rows, part)))
+        where = next(filter(None, found), "a sum over the batch")
         return (
             f"The loss is {training.loss:g} in epoch {training.epoch + 1}, step {training.step + 1} of "
-            f"{training.steps}; the first to be not finite: {where or 'a sum over the batch'}. "
+            f"{training.steps}; the first to be not finite: {where}. "
             f"Recipe: {json.dumps(self.recipe.as_dict())}"
         )
 

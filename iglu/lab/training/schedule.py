@@ -32,18 +32,19 @@ def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
     return recipe.lr
 
 
-def steps_an_epoch(recipe: Recipe, samples: int, world: int) -> int:
-    """Once through the data; a last batch too small to give every process a sample is left out."""
-    steps = samples // recipe.batch + (samples % recipe.batch >= world)
+def steps_an_epoch(recipe: Recipe, samples: int) -> int:
+    """Once through the data; the last batch may be smaller."""
+    steps = math.ceil(samples / recipe.batch)
     return steps if recipe.epoch_steps is None else min(steps, recipe.epoch_steps)
 
 
 def batch_parts(count: int, accumulate: int, rank: int = 0, world: int = 1) -> list[slice]:
-    """The share of process ``rank`` in a batch of ``count`` samples, in as many parts for each process.
+    """What process ``rank`` takes of a batch of ``count`` samples: of each part its share.  The parts are
+    the same for any number of processes; of a part with fewer samples than these, some get none.
 
     >>> batch_parts(10, 2, rank=1, world=2)
-    [slice(5, 7, None), slice(7, 10, None)]
+    [slice(2, 5, None), slice(7, 10, None)]
     """
-    parts = max(min(accumulate, count // world), 1)
-    bounds = [index * count // (world * parts) for index in range(rank * parts, (rank + 1) * parts + 1)]
-    return [slice(low, high) for low, high in itertools.pairwise(bounds)]
+    shares = min(accumulate, count) * world
+    bounds = [index * count // shares for index in range(shares + 1)]
+    return [slice(low, high) for low, high in itertools.pairwise(bounds)][rank::world]

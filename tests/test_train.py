@@ -524,7 +524,7 @@ def test_folders_that_cannot_be_read_are_named_and_skipped(tmp_path: Path) -> No
     runs, complaints = read_runs(tmp_path)
     assert [found.folder for found in runs] == [run.folder]
     assert len(complaints) == 2
-    assert "Unknown fields of a recipe: warp" in complaints[1]
+    assert "Unknown field 'warp'" in complaints[1]
 
 
 def test_the_interval_of_a_mean_is_that_of_students_t() -> None:

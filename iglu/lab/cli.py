@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "iglu.lab.commands.probe",
         "the tails of a model's pre-activations, and which sigma they suggest",
     ),
+    "convert": (
+        "iglu.lab.commands.convert",
+        "put other activations into a trained model, and recalibrate it without training",
+    ),
     "report": (
         "iglu.lab.commands.report",
         "what was measured beside the paper: tables, claims, figures, a page",

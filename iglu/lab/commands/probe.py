@@ -154,40 +154,19 @@ def _runs(folder: Path, flags: Flags) -> Iterator[Subject]:
 
 
 def _saved_transformer(folder: Path, flags: Flags) -> Subject:
-    if not (folder / "config.json").is_file():
-        raise MistakeError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
-    try:
-        import transformers
-    except ImportError as error:
-        raise MistakeError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
+    from iglu.lab.models.saved import load_transformer, row_length, token_rows
 
-    from iglu.integrations.transformers import register
-
-    register()
-    config = transformers.AutoConfig.from_pretrained(folder)
-    # The model of the checkpoint's own class where that is known, since its head may have activations too.
-    architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-    model = architecture.from_pretrained(folder).eval()
+    model: Any = load_transformer(folder)
     if flags.data is not None:
         return Subject(folder.name, model, _named(flags.data)())
-    length = min(getattr(config, "max_position_embeddings", 128), 128)
+    length = row_length(model)
     if flags.text is None:
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(
-            config.get_text_config().vocab_size, (flags.batches, 16, length), generator=generator
-        )
+        vocabulary = model.config.get_text_config().vocab_size
+        tokens = torch.randint(vocabulary, (flags.batches, 16, length), generator=generator)
         note = "random tokens, for want of --text or --data: its tails are not those of real text"
         return Subject(folder.name, model, [{"input_ids": batch} for batch in tokens], note=note)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    text = flags.text.read_text(encoding="utf-8")
-    found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    if text and not found:  # what transformers makes of a folder without one
-        raise MistakeError(
-            f"{folder} has no tokenizer, which --text needs: save it there with tokenizer.save_pretrained"
-        )
-    rows = torch.tensor(found[: len(found) // length * length]).view(-1, length)
-    if len(rows) == 0:
-        raise MistakeError(f"{flags.text} has {len(found)} tokens, fewer than one row of {length}")
+    rows = token_rows(folder, flags.text, length)
     return Subject(folder.name, model, [{"input_ids": batch} for batch in torch.split(rows, 16)])
 
 

@@ -1,0 +1,57 @@
+"""A model that transformers saved in a folder, and a text file as rows of its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iglu.lab.mistakes import MistakeError
+
+_LONGEST = 128
+
+
+def load_transformer(folder: Path) -> nn.Module:
+    """In evaluation mode, by the class it was saved from where that is known: its head may have some."""
+    if not (folder / "config.json").is_file():
+        raise MistakeError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
+    try:
+        import transformers
+    except ImportError as error:
+        raise MistakeError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
+
+    from iglu.integrations.transformers import register
+
+    register()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+    model: nn.Module = architecture.from_pretrained(folder).eval()
+    return model
+
+
+def row_length(model: nn.Module) -> int:
+    """Tokens in a row: what the model can take, up to 128."""
+    config: Any = model.config
+    return min(getattr(config, "max_position_embeddings", _LONGEST), _LONGEST)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def token_rows(folder: Path, file: Path, length: int) -> Tensor:
+    """The text cut into rows of ``length`` tokens of the model's own tokenizer."""
+    text = file.read_text(encoding="utf-8")
+    found = load_tokenizer(folder)(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if text and not found:  # what transformers makes of a folder without one
+        raise MistakeError(
+            f"{folder} has no tokenizer, which --text needs: save it there with tokenizer.save_pretrained"
+        )
+    rows = torch.tensor(found[: len(found) // length * length]).view(-1, length)
+    if len(rows) == 0:
+        raise MistakeError(f"{file} has {len(found)} tokens, fewer than one row of {length}")
+    return rows

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy arm windows clean
+.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy compilers arm windows clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
@@ -18,6 +18,7 @@ help:
 	@echo "make accuracy   print the worst error of every function, in units in the last place"
 	@echo "make arm        the same for 64-bit ARM, cross-built and run under qemu"
 	@echo "make windows    the same for 64-bit Windows, cross-built and run under wine"
+	@echo "make compilers  build the loops by every compiler that is here, and run them under the sanitizers"
 	@echo "make pictures   draw the pictures of the README and the docs"
 	@echo "make clean      remove what was built"
 
@@ -76,6 +77,9 @@ arm:
 
 windows:
 	tools/check_windows
+
+compilers:
+	tools/check_compilers
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info iglu/*.so

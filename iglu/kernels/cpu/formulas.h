@@ -184,6 +184,31 @@ IGLU_INLINE REAL NAME(exact_gate_by_sigma)(REAL x, SCALE k)
     return x < 0 ? -result : result;
 }
 
+/* 1/(1 + u^2), beyond |u| = 1 as t^2/(1 + t^2), of which the true value is the result times (1 + error). */
+IGLU_INLINE REAL NAME(one_over_one_plus_square)(REAL x, SCALE k, REAL *error)
+{
+    NAME(argument) u = NAME(argument_of)(x, k);
+    REAL r = NAME(one_over_one_plus_z)(u, error);
+    *error += u.a < 1 ? 0 : 2 * u.t_error;
+    return u.a < 1 ? r : u.t * u.t * r;
+}
+
+/* f'' = 2 sigma/(pi (1 + u^2)^2) */
+IGLU_INLINE REAL NAME(exact_curvature)(REAL x, SCALE k)
+{
+    REAL error, q = NAME(one_over_one_plus_square)(x, k, &error);
+    REAL result = MADD(k.over_pi_low * q, q, k.over_pi * q * q);
+    return NAME(corrected)(2 * result, 2 * error);
+}
+
+/* d f'/d sigma = 2 x/(pi (1 + u^2)^2) */
+IGLU_INLINE REAL NAME(exact_slope_by_sigma)(REAL x, SCALE k)
+{
+    REAL error, q = NAME(one_over_one_plus_square)(x, k, &error);
+    REAL result = NAME(corrected)(2 * INVERSE_PI * (NAME(size)(x, k) * q) * q, 2 * error + INVERSE_PI_ERROR);
+    return x < 0 ? -result : result;
+}
+
 /* -- rational ---------------------------------------------------------------------------------------- */
 
 /* 1 + a.  The low part of sigma, added first, counts where a is large. */
@@ -279,5 +304,21 @@ IGLU_INLINE REAL NAME(rational_gate_by_sigma)(REAL x, SCALE k)
     REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
     REAL result = (size * r) * ((REAL)0.5 * r);
     result = NAME(corrected)(result, 2 * error);
+    return x < 0 ? -result : result;
+}
+
+/* f'' = sigma r^3 */
+IGLU_INLINE REAL NAME(rational_curvature)(REAL x, SCALE k)
+{
+    REAL error, r = NAME(lomax)(NAME(size)(x, k), k, &error);
+    REAL result = MADD(k.sigma_low * r, r * r, k.sigma * r * (r * r));
+    return NAME(corrected)(result, 3 * error);
+}
+
+/* d f'/d sigma = x r^3 */
+IGLU_INLINE REAL NAME(rational_slope_by_sigma)(REAL x, SCALE k)
+{
+    REAL error, size = NAME(size)(x, k), r = NAME(lomax)(size, k, &error);
+    REAL result = NAME(corrected)(((size * r) * r) * r, 3 * error);
     return x < 0 ? -result : result;
 }

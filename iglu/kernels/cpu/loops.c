@@ -180,46 +180,63 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* A loop of OPERATION over a dense span.  UP, GRAD: are these read?  SECOND, PARTS: are these written?
+/* What an operation reads beside x, and what it writes beside the first result, as bits. */
+#define UP 1
+#define GRAD 2
+#define BY_X 4
+#define BY_UP 8
+#define SECOND 16
+#define THIRD 32
+
+/* A loop of OPERATION over a dense span.  USES: which of these; PARTS: are these written?
  * ANY: does each element have its own sigma, of any sign, instead of one sigma > 0 for all? */
-#define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, UP, GRAD, SECOND, PARTS, ANY)                       \
+#define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, USES, PARTS, ANY)                                   \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
         const REAL_TYPE *x = span->x, *up = span->up, *grad = span->grad;                                    \
-        REAL_TYPE *first = span->first, *second = span->second, *parts = span->parts;                        \
+        const REAL_TYPE *by_x = span->by_x, *by_up = span->by_up;                                            \
+        REAL_TYPE *first = span->first, *second = span->second, *third = span->third, *parts = span->parts;  \
         const constants_##TYPE constants = constants_of_##TYPE(span);                                        \
         const scale_##TYPE one = scale_at_##TYPE(constants, 0);                                              \
         INDEPENDENT for (int64_t i = 0; i < n; i++)                                                          \
         {                                                                                                    \
-            input_##TYPE in = {x[i], UP ? up[i] : 0, GRAD ? grad[i] : 0};                                    \
+            input_##TYPE in = {x[i], (USES)&UP ? up[i] : 0, (USES)&GRAD ? grad[i] : 0,                       \
+                               (USES)&BY_X ? by_x[i] : 0, (USES)&BY_UP ? by_up[i] : 0};                      \
             output_##TYPE out = OPERATION##_##TYPE(in, ANY ? scale_at_##TYPE(constants, i) : one, ANY);      \
             first[i] = out.first;                                                                            \
-            if (SECOND)                                                                                      \
+            if ((USES)&SECOND)                                                                               \
                 second[i] = out.second;                                                                      \
+            if ((USES)&THIRD)                                                                                \
+                third[i] = out.third;                                                                        \
             if (PARTS)                                                                                       \
                 parts[i] = out.part;                                                                         \
         }                                                                                                    \
     }
 
 /* The same for bfloat16, two to a word: their upper and lower halves need no shuffling. */
-#define PAIR_LOOP(FUNCTION, OPERATION, UP, GRAD, SECOND, PARTS, ANY)                                         \
+#define PAIR_LOOP(FUNCTION, OPERATION, USES, PARTS, ANY)                                                     \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const void *x = span->x, *up = span->up, *grad = span->grad;                                         \
-        void *first = span->first, *second = span->second;                                                   \
+        const void *x = span->x, *up = span->up, *grad = span->grad, *by_x = span->by_x, *by_up = span->by_up; \
+        void *first = span->first, *second = span->second, *third = span->third;                             \
         float *parts = span->parts;                                                                          \
         const constants_half constants = constants_of_half(span);                                            \
         const scale_half one = scale_at_half(constants, 0);                                                  \
         INDEPENDENT for (int64_t i = 0; i < n / 2; i++)                                                      \
         {                                                                                                    \
-            uint32_t xs = load_pair(x, i), ups = UP ? load_pair(up, i) : 0;                                  \
-            uint32_t grads = GRAD ? load_pair(grad, i) : 0;                                                  \
-            input_half in0 = {EVEN(xs), EVEN(ups), EVEN(grads)}, in1 = {ODD(xs), ODD(ups), ODD(grads)};      \
+            uint32_t xs = load_pair(x, i), ups = (USES)&UP ? load_pair(up, i) : 0;                           \
+            uint32_t grads = (USES)&GRAD ? load_pair(grad, i) : 0;                                           \
+            uint32_t by_xs = (USES)&BY_X ? load_pair(by_x, i) : 0;                                           \
+            uint32_t by_ups = (USES)&BY_UP ? load_pair(by_up, i) : 0;                                        \
+            input_half in0 = {EVEN(xs), EVEN(ups), EVEN(grads), EVEN(by_xs), EVEN(by_ups)};                  \
+            input_half in1 = {ODD(xs), ODD(ups), ODD(grads), ODD(by_xs), ODD(by_ups)};                       \
             output_half out0 = OPERATION##_half(in0, ANY ? scale_at_half(constants, 2 * i) : one, ANY);      \
             output_half out1 = OPERATION##_half(in1, ANY ? scale_at_half(constants, 2 * i + 1) : one, ANY);  \
             store_pair(first, i, out0.first, out1.first);                                                    \
-            if (SECOND)                                                                                      \
+            if ((USES)&SECOND)                                                                               \
                 store_pair(second, i, out0.second, out1.second);                                             \
+            if ((USES)&THIRD)                                                                                \
+                store_pair(third, i, out0.third, out1.third);                                                \
             if (PARTS) {                                                                                     \
                 parts[2 * i] = out0.part;                                                                    \
                 parts[2 * i + 1] = out1.part;                                                                \
@@ -227,11 +244,15 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
         }                                                                                                    \
         if (n % 2) {                                                                                         \
             int64_t i = n - 1;                                                                               \
-            input_half in = {BFLOAT16(x, i), UP ? BFLOAT16(up, i) : 0, GRAD ? BFLOAT16(grad, i) : 0};        \
+            input_half in = {BFLOAT16(x, i), (USES)&UP ? BFLOAT16(up, i) : 0,                                \
+                             (USES)&GRAD ? BFLOAT16(grad, i) : 0, (USES)&BY_X ? BFLOAT16(by_x, i) : 0,       \
+                             (USES)&BY_UP ? BFLOAT16(by_up, i) : 0};                                         \
             output_half out = OPERATION##_half(in, ANY ? scale_at_half(constants, i) : one, ANY);            \
             STORE_BFLOAT16(first, i, out.first);                                                             \
-            if (SECOND)                                                                                      \
+            if ((USES)&SECOND)                                                                               \
                 STORE_BFLOAT16(second, i, out.second);                                                       \
+            if ((USES)&THIRD)                                                                                \
+                STORE_BFLOAT16(third, i, out.third);                                                         \
             if (PARTS)                                                                                       \
                 parts[i] = out.part;                                                                         \
         }                                                                                                    \
@@ -240,32 +261,37 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 /* And for float16, through float, a chunk at a time. */
 static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 {
-    float x[IGLU_CHUNK], up[IGLU_CHUNK], grad[IGLU_CHUNK], first[IGLU_CHUNK], second[IGLU_CHUNK];
+    float x[IGLU_CHUNK], up[IGLU_CHUNK], grad[IGLU_CHUNK], by_x[IGLU_CHUNK], by_up[IGLU_CHUNK];
+    float first[IGLU_CHUNK], second[IGLU_CHUNK], third[IGLU_CHUNK];
     iglu_span wide = *span;
-    wide.x = x, wide.up = up, wide.grad = grad, wide.first = first, wide.second = second;
+    wide.x = x, wide.up = up, wide.grad = grad, wide.by_x = by_x, wide.by_up = by_up;
+    wide.first = first, wide.second = second, wide.third = third;
     widen(span->x, x, n);
     if (span->up)
         widen(span->up, up, n);
     if (span->grad)
         widen(span->grad, grad, n);
+    if (span->by_x)
+        widen(span->by_x, by_x, n);
+    if (span->by_up)
+        widen(span->by_up, by_up, n);
     loop(&wide, n);
     narrow(first, span->first, n);
     if (span->second)
         narrow(second, span->second, n);
+    if (span->third)
+        narrow(third, span->third, n);
 }
 
 #define LOOP(TYPE, OPERATION, FAMILY, PARTS, ANY) OPERATION##_##FAMILY##_##TYPE##_##PARTS##ANY
 
-#define FLOAT_LOOP(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                          \
-    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, UP, GRAD, SECOND, \
-               PARTS, ANY)
+#define FLOAT_LOOP(OPERATION, FAMILY, USES, PARTS, ANY)                                                      \
+    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, USES, PARTS, ANY)
 
-#define OTHER_LOOPS(OPERATION, FAMILY, UP, GRAD, SECOND, PARTS, ANY)                                         \
-    DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f64, double, UP, GRAD, SECOND, \
-               PARTS, ANY)                                                                                   \
-    DENSE_LOOP(LOOP(half, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, half, float, UP, GRAD, SECOND, \
-               PARTS, ANY)                                                                                   \
-    PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, UP, GRAD, SECOND, PARTS, ANY) \
+#define OTHER_LOOPS(OPERATION, FAMILY, USES, PARTS, ANY)                                                     \
+    DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f64, double, USES, PARTS, ANY) \
+    DENSE_LOOP(LOOP(half, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, half, float, USES, PARTS, ANY) \
+    PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, USES, PARTS, ANY)             \
     static void LOOP(f16, OPERATION, FAMILY, PARTS, ANY)(const iglu_span *span, int64_t n)                   \
     {                                                                                                        \
         converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                       \
@@ -273,46 +299,44 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 
 #define LOOPS_OF(...) FLOAT_LOOP(__VA_ARGS__) OTHER_LOOPS(__VA_ARGS__)
 
-/* Operations beside value, forward and backward. */
+/* With and without the parts of the gradient of sigma. */
+#define BACKWARD_LOOPS_OF(OPERATION, FAMILY, USES, ANY)                                                      \
+    LOOPS_OF(OPERATION, FAMILY, USES, 0, ANY)                                                                \
+    LOOPS_OF(OPERATION, FAMILY, USES, 1, ANY)
+
+/* All but those that wide.h may have in float. */
 #define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                         \
-    LOOPS_OF(gate, FAMILY, 0, 0, 0, 0, ANY)                                                                  \
-    LOOPS_OF(glu, FAMILY, 1, 0, 0, 0, ANY)                                                                   \
-    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 0, ANY)                                                         \
-    LOOPS_OF(gate_backward, FAMILY, 0, 1, 0, 1, ANY)                                                         \
-    LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 0, ANY)                                                          \
-    LOOPS_OF(glu_backward, FAMILY, 1, 1, 1, 1, ANY)
+    LOOPS_OF(gate, FAMILY, 0, 0, ANY)                                                                        \
+    LOOPS_OF(glu, FAMILY, UP, 0, ANY)                                                                        \
+    BACKWARD_LOOPS_OF(gate_backward, FAMILY, GRAD, ANY)                                                      \
+    BACKWARD_LOOPS_OF(glu_backward, FAMILY, UP | GRAD | SECOND, ANY)                                         \
+    BACKWARD_LOOPS_OF(value_twice, FAMILY, GRAD | BY_X | SECOND, ANY)                                        \
+    BACKWARD_LOOPS_OF(glu_twice, FAMILY, UP | GRAD | BY_X | BY_UP | SECOND | THIRD, ANY)
 
 LOOPS_OF_FAMILY(exact, 0)
 LOOPS_OF_FAMILY(exact, 1)
 LOOPS_OF_FAMILY(rational, 0)
 LOOPS_OF_FAMILY(rational, 1)
+LOOPS_OF(value, exact, 0, 0, 1)
+LOOPS_OF(value, rational, 0, 0, 1)
+BACKWARD_LOOPS_OF(value_backward, exact, GRAD, 1)
+BACKWARD_LOOPS_OF(value_backward, rational, GRAD, 0)
+BACKWARD_LOOPS_OF(value_backward, rational, GRAD, 1)
+BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 0)
+BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 1)
 
+OTHER_LOOPS(value, exact, 0, 0, 0)
+OTHER_LOOPS(value, rational, 0, 0, 0)
+OTHER_LOOPS(value_backward, exact, GRAD, 0, 0)
+OTHER_LOOPS(value_backward, exact, GRAD, 1, 0)
 #if WIDE
 #include "wide.h"
 #else
-FLOAT_LOOP(value, exact, 0, 0, 0, 0, 0)
-FLOAT_LOOP(value, rational, 0, 0, 0, 0, 0)
-FLOAT_LOOP(value_backward, exact, 0, 1, 0, 0, 0)
-FLOAT_LOOP(value_backward, exact, 0, 1, 0, 1, 0)
+FLOAT_LOOP(value, exact, 0, 0, 0)
+FLOAT_LOOP(value, rational, 0, 0, 0)
+FLOAT_LOOP(value_backward, exact, GRAD, 0, 0)
+FLOAT_LOOP(value_backward, exact, GRAD, 1, 0)
 #endif
-OTHER_LOOPS(value, exact, 0, 0, 0, 0, 0)
-OTHER_LOOPS(value, rational, 0, 0, 0, 0, 0)
-OTHER_LOOPS(value_backward, exact, 0, 1, 0, 0, 0)
-OTHER_LOOPS(value_backward, exact, 0, 1, 0, 1, 0)
-LOOPS_OF(value_backward, rational, 0, 1, 0, 0, 0)
-LOOPS_OF(value_backward, rational, 0, 1, 0, 1, 0)
-
-#define VALUE_LOOPS_OF_ANY_SIGMA(FAMILY)                                                                     \
-    LOOPS_OF(value, FAMILY, 0, 0, 0, 0, 1)                                                                   \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 0, 1)                                                          \
-    LOOPS_OF(value_backward, FAMILY, 0, 1, 0, 1, 1)
-VALUE_LOOPS_OF_ANY_SIGMA(exact)
-VALUE_LOOPS_OF_ANY_SIGMA(rational)
-
-LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 0)
-LOOPS_OF(output_backward, rational, 0, 1, 0, 0, 1)
-LOOPS_OF(output_backward, rational, 0, 1, 0, 1, 0)
-LOOPS_OF(output_backward, rational, 0, 1, 0, 1, 1)
 
 /* Sums in eight lanes, for speed as for accuracy, and always in the same order. */
 #define SUM(FUNCTION, REAL_TYPE)                                                                             \
@@ -361,7 +385,9 @@ ADD(add_double, double)
         [IGLU_GLU] = FORWARD(TYPE, glu, FAMILY),                                                             \
         [IGLU_VALUE_BACKWARD] = BACKWARD(TYPE, value_backward, FAMILY),                                      \
         [IGLU_GATE_BACKWARD] = BACKWARD(TYPE, gate_backward, FAMILY),                                        \
-        [IGLU_GLU_BACKWARD] = BACKWARD(TYPE, glu_backward, FAMILY), __VA_ARGS__                              \
+        [IGLU_GLU_BACKWARD] = BACKWARD(TYPE, glu_backward, FAMILY),                                          \
+        [IGLU_VALUE_TWICE] = BACKWARD(TYPE, value_twice, FAMILY),                                            \
+        [IGLU_GLU_TWICE] = BACKWARD(TYPE, glu_twice, FAMILY), __VA_ARGS__                                    \
     }
 #define TYPE_TABLE(TYPE)                                                                                     \
     {                                                                                                        \

@@ -3,6 +3,10 @@
 #ifndef IGLU_LOOPS_H
 #define IGLU_LOOPS_H
 
+#if !defined(__GNUC__)
+#error "The loops need gcc or clang (on Windows clang-cl or mingw-w64). Without them iglu computes in plain torch."
+#endif
+
 enum iglu_operation {
     IGLU_VALUE,          /* y = f(x) */
     IGLU_GATE,           /* y = Z(x) */
@@ -11,6 +15,9 @@ enum iglu_operation {
     IGLU_GATE_BACKWARD,  /* grad_x = grad Z'(x) */
     IGLU_GLU_BACKWARD,   /* grad_x = grad f'(x) up,  grad_up = grad f(x) */
     IGLU_OUTPUT_BACKWARD, /* as IGLU_VALUE_BACKWARD, from f(x) in the place of x; rational only */
+    IGLU_VALUE_TWICE, /* of v, the gradient of grad_x:  v f'(x),  grad v f''(x) */
+    IGLU_GLU_TWICE,   /* of v and w, those of grad_x and grad_up:
+                         v f'(x) up + w f(x),  grad (v f''(x) up + w f'(x)),  grad v f'(x) */
     IGLU_OPERATIONS
 };
 

@@ -6,11 +6,11 @@
 #include "formulas.h"
 
 typedef struct {
-    REAL x, up, grad;
+    REAL x, up, grad, by_x, by_up;
 } NAME(input);
 
 typedef struct {
-    REAL first, second, part; /* as in iglu_span */
+    REAL first, second, third, part; /* as in iglu_span */
 } NAME(output);
 
 typedef struct {
@@ -53,23 +53,24 @@ IGLU_INLINE SCALE NAME(scale_at)(NAME(constants) constants, int64_t i)
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(value_##family)(NAME(input) in, SCALE k, int any)                          \
     {                                                                                                        \
-        NAME(output) out = {NAME(any_##family##_value)(in.x, k, any), 0, 0};                                 \
+        NAME(output) out = {.first = NAME(any_##family##_value)(in.x, k, any)};                              \
         return out;                                                                                          \
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(gate_##family)(NAME(input) in, SCALE k, int any)                           \
     {                                                                                                        \
-        NAME(output) out = {NAME(family##_gate)(any ? k.sign * in.x : in.x, k), 0, 0};                       \
+        NAME(output) out = {.first = NAME(family##_gate)(any ? k.sign * in.x : in.x, k)};                    \
         return out;                                                                                          \
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(glu_##family)(NAME(input) in, SCALE k, int any)                            \
     {                                                                                                        \
-        NAME(output) out = {NAME(any_##family##_value)(in.x, k, any) * in.up, 0, 0};                         \
+        NAME(output) out = {.first = NAME(any_##family##_value)(in.x, k, any) * in.up};                      \
         return out;                                                                                          \
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(value_backward_##family)(NAME(input) in, SCALE k, int any)                 \
     {                                                                                                        \
         REAL x = any ? k.sign * in.x : in.x;                                                                 \
-        NAME(output) out = {in.grad * NAME(family##_slope)(x, k), 0, in.grad * NAME(family##_by_sigma)(x, k)}; \
+        NAME(output) out = {.first = in.grad * NAME(family##_slope)(x, k),                                   \
+                            .part = in.grad * NAME(family##_by_sigma)(x, k)};                                \
         return out;                                                                                          \
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(gate_backward_##family)(NAME(input) in, SCALE k, int any)                  \
@@ -79,15 +80,39 @@ IGLU_INLINE SCALE NAME(scale_at)(NAME(constants) constants, int64_t i)
             by_x = k.sign * by_x;                                                                            \
             by_sigma = k.sigma == 0 ? in.x * density_at_zero : by_sigma;                                     \
         }                                                                                                    \
-        NAME(output) out = {in.grad * by_x, 0, in.grad * by_sigma};                                          \
+        NAME(output) out = {.first = in.grad * by_x, .part = in.grad * by_sigma};                            \
         return out;                                                                                          \
     }                                                                                                        \
     IGLU_INLINE NAME(output) NAME(glu_backward_##family)(NAME(input) in, SCALE k, int any)                   \
     {                                                                                                        \
         REAL x = any ? k.sign * in.x : in.x, through = in.grad * in.up;                                      \
-        NAME(output) out = {through * NAME(family##_slope)(x, k),                                            \
-                            in.grad * NAME(any_##family##_value)(in.x, k, any),                              \
-                            through * NAME(family##_by_sigma)(x, k)};                                        \
+        NAME(output) out = {.first = through * NAME(family##_slope)(x, k),                                   \
+                            .second = in.grad * NAME(any_##family##_value)(in.x, k, any),                    \
+                            .part = through * NAME(family##_by_sigma)(x, k)};                                \
+        return out;                                                                                          \
+    }                                                                                                        \
+    IGLU_INLINE REAL NAME(any_##family##_curvature)(REAL x, SCALE k, int any)                                \
+    {                                                                                                        \
+        REAL curvature = NAME(family##_curvature)(x, k);                                                     \
+        return any ? k.sign * curvature : curvature;                                                         \
+    }                                                                                                        \
+    IGLU_INLINE NAME(output) NAME(value_twice_##family)(NAME(input) in, SCALE k, int any)                    \
+    {                                                                                                        \
+        REAL through = in.grad * in.by_x;                                                                    \
+        NAME(output) out = {.first = in.by_x * NAME(family##_slope)(any ? k.sign * in.x : in.x, k),          \
+                            .second = through * NAME(any_##family##_curvature)(in.x, k, any),                \
+                            .part = through * NAME(family##_slope_by_sigma)(in.x, k)};                       \
+        return out;                                                                                          \
+    }                                                                                                        \
+    IGLU_INLINE NAME(output) NAME(glu_twice_##family)(NAME(input) in, SCALE k, int any)                      \
+    {                                                                                                        \
+        REAL x = any ? k.sign * in.x : in.x, slope = NAME(family##_slope)(x, k), by_both = in.by_x * in.up;  \
+        NAME(output) out = {                                                                                 \
+            .first = MADD(by_both, slope, in.by_up * NAME(any_##family##_value)(in.x, k, any)),              \
+            .second = in.grad * MADD(by_both, NAME(any_##family##_curvature)(in.x, k, any), in.by_up * slope), \
+            .third = in.grad * in.by_x * slope,                                                              \
+            .part = in.grad * MADD(by_both, NAME(family##_slope_by_sigma)(in.x, k),                          \
+                                   in.by_up * NAME(family##_by_sigma)(x, k))};                               \
         return out;                                                                                          \
     }
 
@@ -99,7 +124,8 @@ IGLU_INLINE NAME(output) NAME(output_backward_rational)(NAME(input) in, SCALE k,
     REAL y = any ? k.sign * in.x : in.x, slope = NAME(rational_slope_from_output)(y, k);
     if (any)
         slope = k.sigma == 0 && y == y ? (REAL)0.5 : slope;
-    NAME(output) out = {in.grad * slope, 0, in.grad * NAME(rational_by_sigma_from_output)(y, k)};
+    NAME(output) out = {.first = in.grad * slope,
+                        .part = in.grad * NAME(rational_by_sigma_from_output)(y, k)};
     return out;
 }
 

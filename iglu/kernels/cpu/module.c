@@ -4,6 +4,7 @@
  *
  *   forward(operation, x, up, sigma, approximate, channel_dim, out=None)
  *   backward(operation, grad, x, up, sigma, approximate, channel_dim, needs_sigma)
+ *   twice(operation, by_x, by_up, grad, x, up, sigma, approximate, channel_dim, needs_sigma)
  *
  * mean what they mean in iglu/kernels/record.py.  What they ask of torch is handed to set_up by iglu/kernels/cpu.py. */
 
@@ -462,6 +463,13 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
 
 /* -- backward ------------------------------------------------------------------------------------------------- */
 
+/* 1 where the object is a tensor like x. */
+static int read_alike(PyObject *object, const request *r, tensor *out)
+{
+    int served = read_tensor(object, out);
+    return served > 0 ? is_same_shape(out, &r->x) : served;
+}
+
 /* The gradient of sigma, in its shape and dtype. */
 static PyObject *sigma_gradient(const request *r, PyObject *sums)
 {
@@ -521,12 +529,92 @@ static PyObject *backward(PyObject *module, PyObject *const *args, Py_ssize_t co
     if (served > 0)
         served = (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object);
     if (served > 0)
-        served = read_tensor(grad_object, &grad);
-    if (served > 0)
-        served = is_same_shape(&grad, &r.x);
+        served = read_alike(grad_object, &r, &grad);
     if (served > 0) {
         set_operand(&r, IGLU_GRAD, &grad);
         result = gradients(&r, x, up, needs_sigma);
+    } else if (served == 0) {
+        result = Py_NewRef(Py_None);
+    }
+    free(r.sigma.values);
+    return result;
+}
+
+/* -- twice ---------------------------------------------------------------------------------------------------- */
+
+/* by_x and by_up, which are the halves of by_x where x holds both. */
+static int read_second(PyObject *by_x, PyObject *by_up, int is_packed, request *r)
+{
+    tensor first, second;
+    int served = read_tensor(by_x, &first);
+    if (served > 0 && is_packed)
+        served = halve(&first);
+    if (served > 0)
+        served = is_same_shape(&first, &r->x);
+    if (served > 0 && r->operation == IGLU_GLU) {
+        if (is_packed)
+            second = second_half(&first);
+        else
+            served = read_alike(by_up, r, &second);
+        if (served > 0)
+            set_operand(r, IGLU_BY_UP, &second);
+    }
+    if (served > 0)
+        set_operand(r, IGLU_BY_X, &first);
+    return served;
+}
+
+static PyObject *second_gradients(request *r, PyObject *grad, PyObject *x, PyObject *up, int needs_sigma)
+{
+    tensor first, second, third, doubles;
+    PyObject *by_grad = empty_like(grad, 0, &first), *by_x = by_grad ? empty_like(x, 0, &second) : NULL;
+    PyObject *by_up = by_x && up != Py_None ? empty_like(up, 0, &third) : NULL;
+    PyObject *sums = by_x && needs_sigma ? empty_like(r->sigma.object, 1, &doubles) : NULL;
+    PyObject *by_sigma = NULL, *result = NULL;
+    if (by_x && (up == Py_None || by_up) && (!needs_sigma || sums)) {
+        if (r->operation == IGLU_GLU && up == Py_None) {
+            halve(&second);
+            third = second_half(&second);
+        }
+        set_operand(r, IGLU_FIRST, &first);
+        set_operand(r, IGLU_SECOND, &second);
+        if (r->operation == IGLU_GLU)
+            set_operand(r, IGLU_THIRD, &third);
+        r->call.by_sigma = needs_sigma ? (double *)(void *)doubles.data : NULL;
+        if (run(r->operation == IGLU_GLU ? IGLU_GLU_TWICE : IGLU_VALUE_TWICE, r) == 0) {
+            by_sigma = needs_sigma ? sigma_gradient(r, sums) : Py_NewRef(Py_None);
+            if (by_sigma)
+                result = PyTuple_Pack(4, by_grad, by_x, by_up ? by_up : Py_None, by_sigma);
+        }
+    }
+    Py_XDECREF(by_grad);
+    Py_XDECREF(by_x);
+    Py_XDECREF(by_up);
+    Py_XDECREF(sums);
+    Py_XDECREF(by_sigma);
+    return result;
+}
+
+static PyObject *twice(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 10)
+        return PyErr_Format(PyExc_TypeError, "iglu._kernels.twice: expected 10 arguments, got %zd", count);
+    PyObject *grad_object = args[3], *x = args[4], *up = args[5], *result = NULL;
+    request r;
+    memset(&r, 0, sizeof r);
+    tensor grad;
+    int needs_sigma = PyObject_IsTrue(args[9]);
+    int served = needs_sigma < 0 ? -1 : read_request(args[0], x, up, args[6], args[7], args[8], &r);
+    if (served > 0)
+        served = (r.operation == IGLU_VALUE || r.operation == IGLU_GLU) && (!needs_sigma || r.sigma.object);
+    if (served > 0)
+        served = read_alike(grad_object, &r, &grad);
+    if (served > 0)
+        served = read_second(args[1], args[2], r.operation == IGLU_GLU && up == Py_None, &r);
+    if (served > 0) {
+        set_operand(&r, IGLU_GRAD, &grad);
+        result = second_gradients(&r, grad_object, x, up, needs_sigma);
     } else if (served == 0) {
         result = Py_NewRef(Py_None);
     }
@@ -591,6 +679,7 @@ static PyObject *use(PyObject *self, PyObject *name)
 static PyMethodDef methods[] = {
     {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL, NULL},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_FASTCALL, NULL},
+    {"twice", (PyCFunction)(void (*)(void))twice, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))set_up, METH_VARARGS | METH_KEYWORDS,
      "The capsule of torch's table, the address of torch_parallel_for or None, and what is asked of torch."},
     {"capability", capability, METH_NOARGS, "The instruction set in use: 'baseline', 'avx2' or 'avx512'."},

@@ -154,7 +154,8 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Whether dimension a of the call goes outside of b: by the strides of the result, then of the other tensors. */
 static int goes_outside(const iglu_call *c, int a, int b)
 {
-    static const int by[IGLU_OPERANDS] = {IGLU_FIRST, IGLU_X, IGLU_UP, IGLU_GRAD, IGLU_SECOND};
+    static const int by[IGLU_OPERANDS] = {IGLU_FIRST, IGLU_X,     IGLU_UP,    IGLU_GRAD,
+                                          IGLU_BY_X,  IGLU_BY_UP, IGLU_SECOND, IGLU_THIRD};
     for (int i = 0; i < IGLU_OPERANDS; i++)
         if (c->data[by[i]] && c->strides[by[i]][a] != c->strides[by[i]][b])
             return c->strides[by[i]][a] > c->strides[by[i]][b];
@@ -285,15 +286,18 @@ static void run_elements(int64_t begin, int64_t end, void *context)
         }
         if (j->grad_is_one_value)
             dense[IGLU_GRAD] = place[IGLU_GRAD] = (char *)j->grads;
-        for (int k = IGLU_X; k <= IGLU_GRAD; k++)
+        for (int k = IGLU_X; k <= IGLU_BY_UP; k++)
             if (dense[k] != place[k])
                 copy_elements(dense[k], j->size, place[k], j->between[k], j->size, length);
         iglu_span span = {
             .x = dense[IGLU_X],
             .up = dense[IGLU_UP],
             .grad = dense[IGLU_GRAD],
+            .by_x = dense[IGLU_BY_X],
+            .by_up = dense[IGLU_BY_UP],
             .first = dense[IGLU_FIRST],
             .second = dense[IGLU_SECOND],
+            .third = dense[IGLU_THIRD],
             .parts = parts,
         };
         for (int i = 0; i < IGLU_CONSTANTS; i++)
@@ -302,7 +306,7 @@ static void run_elements(int64_t begin, int64_t end, void *context)
             run_repeated(j, &span, length);
         else
             j->loop[j->period != 0](&span, length);
-        for (int k = IGLU_FIRST; k <= IGLU_SECOND; k++)
+        for (int k = IGLU_FIRST; k <= IGLU_THIRD; k++)
             if (dense[k] != place[k])
                 copy_elements(place[k], j->between[k], dense[k], j->size, j->size, length);
         if (j->sums)

@@ -14,8 +14,11 @@ enum iglu_operand {
     IGLU_X,      /* the argument; the gate of a pair */
     IGLU_UP,     /* the other half of a pair */
     IGLU_GRAD,   /* backward: the gradient of the result */
-    IGLU_FIRST,  /* the result; backward: the gradient of x */
-    IGLU_SECOND, /* backward of a pair: the gradient of up */
+    IGLU_BY_X,   /* twice: the gradient of the gradient of x */
+    IGLU_BY_UP,  /* twice: the gradient of the gradient of up */
+    IGLU_FIRST,  /* the result; backward: the gradient of x; twice: of grad */
+    IGLU_SECOND, /* backward of a pair: the gradient of up; twice: of x */
+    IGLU_THIRD,  /* twice, of a pair: the gradient of up */
     IGLU_OPERANDS
 };
 

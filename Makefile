@@ -33,7 +33,7 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(SOURCES)
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(PIP) --editable '.[lab,hf,timm,onnx,dev]'
+	$(PIP) --editable '.[lab,hf,timm,lightning,onnx,dev]'
 	@touch $@
 
 demo: $(VENV)/demo.stamp

@@ -111,6 +111,7 @@ def _loops() -> str:
 _BESIDE = {
     "transformers": ("activations", "modeling_utils"),
     "timm": ("layers.create_act",),
+    "lightning": ("pytorch",),
     "onnxruntime": (),
     "triton": (),
 }

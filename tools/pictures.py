@@ -1,10 +1,14 @@
-"""The pictures of the README and of the documentation: python tools/pictures.py FOLDER"""
+"""The pictures of the README and of the documentation: python tools/pictures.py FOLDER [NAME ...]"""
 
 from __future__ import annotations
 
+import argparse
+import csv
 import functools
 import pathlib
 import sys
+import tempfile
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +19,7 @@ from torch.nn import functional as F
 
 import iglu
 from iglu.formulas import EXACT
+from iglu.lab.models.gpt2 import GPT2, GPT2Config
 from iglu.lab.report.figures.functions import tail_panel
 from iglu.lab.results.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, line, pictures
 
@@ -89,6 +94,58 @@ def slope_picture() -> Any:
     return figure
 
 
+def log_picture() -> Any:
+    """What Lightning's callback logs while a small GPT-2 with learnable sigmas learns Python's own source."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _watched_training(pathlib.Path(folder))
+    steps = [int(row["step"]) for row in rows]
+    figure, panels = pyplot.subplots(1, 2, figsize=(7.2, 3.2))
+    titles = {"tails/alpha": "tail index", "sigma": r"learned $\sigma$"}
+    for axes, (kind, title) in zip(panels, titles.items(), strict=True):
+        layers = [key for key in rows[0] if key.startswith(f"{kind}/")]
+        for number, (key, colour) in enumerate(zip(layers, (BLUE, GREEN, ORANGE, VERMILION), strict=True)):
+            axes.plot(steps, [float(row[key]) for row in rows], color=colour, label=f"block {number}")
+        axes.set(xlabel="step", title=title)
+    gaussian = next(key for key in rows[0] if key.startswith("tails/gaussian/"))
+    panels[0].plot(steps, [float(row[gaussian]) for row in rows], ":", color=BLACK, label="a Gaussian's")
+    panels[0].set(yscale="log", yticks=(5, 10, 20, 50), yticklabels=("5", "10", "20", "50"))
+    panels[0].legend(fontsize=8)
+    return figure
+
+
+def _watched_training(folder: pathlib.Path) -> list[dict[str, str]]:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    from iglu.integrations.lightning import TailCallback
+
+    source = b"".join(pathlib.Path(each.__file__).read_bytes() for each in (argparse, typing))
+    text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
+    blocks = text[: len(text) // 129 * 129].view(-1, 129)
+
+    class Learner(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = GPT2Config(vocabulary=256, context=128, width=64, heads=2, layers=4)
+            self.model = GPT2(sizes, lambda: iglu.create("iglu:learnable"))
+
+        def training_step(self, tokens: Tensor, index: int) -> Tensor:
+            return F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(iglu.weight_decay_groups(self, 0.01), lr=3e-3)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(blocks, batch_size=16, shuffle=True)
+    Trainer(
+        max_steps=400, accelerator="cpu", devices=1, logger=CSVLogger(folder, name="", version=""),
+        callbacks=[TailCallback(every=10)], enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Learner(), data)  # fmt: skip
+    with open(folder / "metrics.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def _gradient(function: Function, x: Tensor) -> Tensor:
     leaf = x.clone().requires_grad_()
     return torch.autograd.grad(function(leaf).sum(), leaf)[0]
@@ -104,12 +161,13 @@ DRAWN = {
     "tail": tail_picture,
     "error": error_picture,
     "slope": slope_picture,
+    "log": log_picture,
 }
 
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with pictures():
-        for name, draw in DRAWN.items():
-            draw().savefig(folder / f"{name}.png", dpi=150)
+        for name in sys.argv[2:] or DRAWN:
+            DRAWN[name]().savefig(folder / f"{name}.png", dpi=150)
             print(folder / f"{name}.png")

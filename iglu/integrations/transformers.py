@@ -37,6 +37,15 @@ Path = tuple[str, ...]
 _NOTE = "activations of iglu-torch: import iglu before from_pretrained"
 
 
+def __getattr__(name: str) -> Any:
+    """The callback needs transformers to be defined; all else here is there without it."""
+    if name == "TailCallback":
+        from iglu.integrations.trainer import TailCallback
+
+        return TailCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def register() -> None:
     """Make the names of the zoo known to transformers.  ``import iglu`` does it as soon as transformers is
     imported too; by hand it says what stands in the way.  Names that transformers has keep its meaning.

@@ -38,6 +38,12 @@ _FRACTION = 0.01  # of the values, as far as they are kept
 _FEWEST = 10  # k of a small sample
 
 
+def default_k(n: int, kept: int, asked: int | None) -> int:
+    """How many of n values Hill's estimate is from, of which the largest were kept."""
+    wanted = max(round(_FRACTION * n), _FEWEST) if asked is None else asked
+    return max(min(wanted, kept - 1), 1)
+
+
 @dataclass(frozen=True)
 class LayerIndex:
     """Hill's estimate for one layer, with an interval that knows that the values of one row (an image, a
@@ -116,9 +122,7 @@ class Layer:
     @property
     def k(self) -> int:
         """As asked for, else 1% of the values; never more than were kept."""
-        kept = 1 if self.tail is None else len(self.tail)
-        wanted = max(round(_FRACTION * self.n), _FEWEST) if self.default_k is None else self.default_k
-        return max(min(wanted, kept - 1), 1)
+        return default_k(self.n, 1 if self.tail is None else len(self.tail), self.default_k)
 
     def index(self, k: int | None = None) -> LayerIndex:
         """Hill's estimate from the k largest; a ValueError says why there is none."""
@@ -270,7 +274,7 @@ def probe(
     if k is not None and not 1 <= k < keep:
         raise ValueError(f"k must be from 1 to keep - 1 = {keep - 1}, got {k}")
     seeds = itertools.count()
-    turns = Turns(lambda: Stream(keep, sample, seed=next(seeds)))
+    turns = Turns(lambda _: Stream(keep, sample, seed=next(seeds)))
     call = run if forward is None else forward
     device = device_of(model)
     count = 0

@@ -29,9 +29,9 @@ S = TypeVar("S", bound=Sink)
 
 
 class Turns(Generic[S]):
-    """One ``make()`` for each site and turn."""
+    """One ``make(site)`` for each site and turn."""
 
-    def __init__(self, make: Callable[[], S]) -> None:
+    def __init__(self, make: Callable[[Site], S]) -> None:
         self._make = make
         self._sinks: dict[tuple[Site, int], S] = {}  # in the order of their first calls
         self._whole: dict[Site, S] = {}  # of all turns, where there are several
@@ -57,7 +57,7 @@ class Turns(Generic[S]):
             self._merged.add(site)
         if site not in self._merged:
             if (site, turn) not in self._sinks:
-                self._sinks[site, turn] = self._make()
+                self._sinks[site, turn] = self._make(site)
             self._sinks[site, turn].add(x)
 
     def layers(self) -> Iterator[tuple[Site, S]]:

@@ -1,0 +1,59 @@
+"""Lightning: a callback that logs the tails of a model's pre-activations while it trains.
+
+trainer = lightning.Trainer(callbacks=[iglu.integrations.lightning.TailCallback(every=100)])
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from iglu.integrations import require
+from iglu.probing.training import TailMonitor
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+else:
+    Callback = require("lightning", "pytorch")[0].Callback
+
+
+class TailCallback(Callback):  # type: ignore[misc]
+    """Logs the tails, dead units and learned sigmas of :class:`iglu.probing.training.TailMonitor` every
+    ``every`` optimizer steps, with every logger of the trainer.
+
+    Straight to the loggers: what is logged by ``self.log`` reaches them only every ``log_every_n_steps``.  Of
+    several processes the first watches its share of the batch.
+    """
+
+    def __init__(self, every: int = 100, **options: Any) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.every, self.options = every, options
+        self._monitor: TailMonitor | None = None
+        self._pass = contextlib.ExitStack()
+        self._step: int | None = None  # that is being watched
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if not trainer.is_global_zero or (trainer.global_step + 1) % self.every:
+            return
+        if self._monitor is None or self._monitor.model is not pl_module:
+            self._monitor = TailMonitor(pl_module, **self.options)
+        if self._step != trainer.global_step:  # else one more batch of a step that accumulates gradients
+            self._step = trainer.global_step
+            self._monitor.begin()
+        self._pass.enter_context(self._monitor.one_pass())
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        self._pass.close()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self._pass.close()
+        if self._monitor is not None and self._step is not None and trainer.global_step > self._step:
+            self._step = None
+            metrics = self._monitor.metrics()
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=trainer.global_step)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._pass.close()

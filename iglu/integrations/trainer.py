@@ -1,0 +1,47 @@
+"""The callback for transformers' Trainer; as ``iglu.integrations.transformers.TailCallback``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from iglu.integrations import require
+from iglu.probing.training import TailMonitor
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    TrainerCallback = require("transformers", "trainer_callback")[0].TrainerCallback
+
+
+class TailCallback(TrainerCallback):  # type: ignore[misc]
+    """Logs the tails, dead units and learned sigmas of :class:`iglu.probing.training.TailMonitor` every
+    ``every`` optimizer steps, through the trainer's own log, and so to wherever it reports.
+
+        trainer = Trainer(model, arguments, train_dataset=data)
+        trainer.add_callback(TailCallback(trainer, every=100))
+
+    It is given the trainer, since transformers does not tell a callback which one it serves.  Of several
+    processes the first watches its share of the batch.
+    """
+
+    def __init__(self, trainer: Any, every: int = 100, **options: Any) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.trainer, self.every, self.options = trainer, every, options
+        self._monitor: TailMonitor | None = None
+        self._watched = contextlib.ExitStack()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.is_world_process_zero and (state.global_step + 1) % self.every == 0:
+            if self._monitor is None or self._monitor.model is not model:
+                self._monitor = TailMonitor(model, **self.options)
+            self._watched.enter_context(self._monitor.step())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._monitor is not None and state.global_step % self.every == 0:
+            self._watched.close()
+            self.trainer.log(self._monitor.metrics())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._watched.close()  # after a step that failed

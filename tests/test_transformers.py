@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import iglu
 from iglu import integrations
 from iglu.integrations import transformers as integration
 from iglu.swapping import Swap, swap
+from iglu.swapping.slots import name_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -455,3 +457,31 @@ def test_a_broken_torchvision_is_named_as_the_cause(library: str, monkeypatch: p
 def test_a_missing_library_is_named_with_its_remedy() -> None:
     with pytest.raises(ImportError, match="not_there is not installed: pip install not_there"):
         integrations.require("not_there", "anything")
+
+
+# --------------------------------------------------------------------------------------- what 0.1.0 saved
+
+FIRST = Path(__file__).parent / "fixtures" / "0.1.0"
+
+
+def test_a_model_saved_by_0_1_0_is_loaded_with_its_learned_sigmas() -> None:
+    model = transformers.GPT2LMHeadModel.from_pretrained(FIRST / "gpt2-learnable").eval()
+    assert [module.log_sigma.item() for module in activations(model).values()] == [0.25, -1.5]
+    with torch.no_grad():
+        logits = model(torch.arange(8).unsqueeze(0)).logits[0]
+    expected = torch.tensor(json.loads((FIRST / "gpt2-learnable" / "logits.json").read_text()))
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "expected"),
+    [
+        ("gpt2-fixed", "GPT2LMHeadModel", {"iglu_approx:5"}),
+        ("t5", "T5ForConditionalGeneration", {"iglu:0.5"}),
+        ("clip", "CLIPModel", {"iglu:0.5", "iglu:2"}),
+    ],
+)
+def test_configs_saved_by_0_1_0_build_their_models(folder: str, kind: str, expected: set[str]) -> None:
+    config = transformers.AutoConfig.from_pretrained(FIRST / folder)
+    model = getattr(transformers, kind)(config)
+    assert {name_of(module) for module in activations(model).values()} == expected

@@ -1,6 +1,8 @@
 """One table of names, and a grammar that says what is wrong with a name."""
 
+import json
 import math
+from pathlib import Path
 
 import mpmath
 import pytest
@@ -111,6 +113,31 @@ def test_stating_sigma_twice_is_refused():
 def test_what_is_no_name_is_told_what_a_name_is(given):
     with pytest.raises(TypeError, match=r"given by its name, such as 'iglu:0\.5', got "):
         iglu.create(given)
+
+
+# -- what 0.1.0 wrote ------------------------------------------------------------------------------
+
+FIRST = json.loads((Path(__file__).parent / "fixtures" / "0.1.0" / "activations.json").read_text())
+
+
+@pytest.mark.parametrize("name", FIRST["names"])
+def test_every_name_of_0_1_0_means_what_it_meant_and_loads_its_state(name):
+    wrote = FIRST["names"][name]
+    module = iglu.create(name).double()
+    assert type(module).__name__ == wrote["module"]
+    module.load_state_dict({key: torch.tensor(value).double() for key, value in wrote["state"].items()})
+    found = module(torch.tensor(FIRST["x"], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor(wrote["values"], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("made_by", FIRST["states"])
+def test_state_dicts_of_0_1_0_load(made_by):
+    module = eval(made_by, {"IGLU": iglu.IGLU, "IGLUGate": iglu.IGLUGate, "IGLUGLU": iglu.IGLUGLU})
+    state = {key: torch.tensor(value) for key, value in FIRST["states"][made_by].items()}
+    module.load_state_dict(state)
+    for key, value in state.items():
+        expected = value.exp() if key == "log_sigma" else value
+        torch.testing.assert_close(torch.as_tensor(module.sigma).detach(), expected)
 
 
 # -- activations of other papers -------------------------------------------------------------------

@@ -48,7 +48,7 @@ def _run(arguments: list[str]) -> int:
     from iglu.lab import cli
 
     commands = {"doctor": "versions, device, and which kernel serves and why"}
-    commands |= {name: about for name, (_, about) in cli.COMMANDS.items()}
+    commands |= cli.COMMANDS
     if name in ("-h", "--help"):
         print(_USAGE + "\n\n" + "\n".join(f"  {key:8} {about}" for key, about in commands.items()))
         return 0

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import iglu
+from iglu.lab import cli
 from iglu.lab.bench import pictures, subjects, tables, timing
 from iglu.lab.bench import steps as training
-from iglu.lab.bench.timing import Inputs, Rounds, Setting, Spread
+from iglu.lab.bench.sittings import Sitting
+from iglu.lab.bench.timing import Inputs, Rounds, Setting, spread
 from iglu.lab.commands import bench as command
-from iglu.lab.commands.bench import main
 from iglu.lab.models import GPT2Config, resnet
 from iglu.lab.paper import table1
 from iglu.lab.runs.provenance import collect
@@ -27,7 +28,7 @@ QUICK = ["--rounds", "2", "--iterations", "2", "--sizes", "64", "--no-warm-heap"
 
 
 def run(out: Path, *flags: str) -> dict[str, Any]:
-    assert main([*QUICK, "--out", str(out), *flags]) == 0
+    assert cli.run("bench", [*QUICK, "--out", str(out), *flags]) == 0
     content: dict[str, Any] = json.loads((out / "bench.json").read_text())
     return content
 
@@ -88,21 +89,22 @@ def test_ratio_is_exact_on_a_machine_whose_speed_changes_between_rounds() -> Non
     blocks = {"slow": machine.block("slow", 3e-6), "fast": machine.block("fast", 2e-6)}
     rounds = Rounds()
     list(timing.interleave(blocks, {"slow": 1, "fast": 1}, 7, rounds))
-    assert rounds.ratio("slow", "fast") == Spread(*[pytest.approx(1.5)] * 3)
+    assert rounds.ratio("slow", "fast") == dict.fromkeys(("median", "low", "high"), pytest.approx(1.5))
 
 
 def test_ratio_is_the_median_of_quotients_not_the_quotient_of_medians() -> None:
     rounds = Rounds({"a": [1.0, 2.0, 9.0], "b": [1.0, 4.0, 3.0]})
-    assert rounds.ratio("a", "b").median == 1.0  # of 1, 1/2, 3
-    assert rounds.spread("a").median / rounds.spread("b").median == pytest.approx(2 / 3)
+    assert rounds.ratio("a", "b")["median"] == 1.0  # of 1, 1/2, 3
+    middles = [spread(rounds.seconds[name])["median"] for name in ("a", "b")]
+    assert middles[0] / middles[1] == pytest.approx(2 / 3)
 
 
 def test_spread_is_the_median_and_the_outer_fifths() -> None:
-    assert Spread.of(range(11)) == Spread(5, 2, 8)
+    assert spread(range(11)) == {"median": 5, "low": 2, "high": 8}
 
 
 def test_a_round_cut_short_is_left_out_of_ratios() -> None:
-    assert Rounds({"a": [2.0, 2.0], "b": [1.0]}).ratio("a", "b") == Spread(2, 2, 2)
+    assert Rounds({"a": [2.0, 2.0], "b": [1.0]}).ratio("a", "b")["high"] == 2
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e-8, 20_001), (10e-6, 20), (1e-3, 1), (1.0, 1)])
@@ -208,7 +210,7 @@ def test_without_a_gpu_the_gpu_is_said_not_to_have_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main([*QUICK, "--out", str(tmp_path), "--sizes", "10k", "--activations", "iglu"]) == 0
+    assert cli.run("bench", [*QUICK, "--out", str(tmp_path), "--sizes", "10k", "--activations", "iglu"]) == 0
     printed = capsys.readouterr().out
     assert "not run" in printed
     assert "cuda: torch finds no CUDA device" in printed
@@ -241,10 +243,37 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on(
 def test_a_mistake_in_the_flags_is_one_line_and_status_2(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(flags) == 2
+    assert cli.run("bench", flags) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_sitting_is_never_replaced_and_a_new_one_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "mine", "--activations", "iglu", "--passes", "forward")
+    before = (tmp_path / "mine" / "bench.json").read_bytes()
+    assert before.count(b"\n") == len(json.loads(before)["rows"]) + 2  # a row a line
+    for flags in (["--activations", "relu"], ["--devices", "cuda:99"]):
+        assert cli.run("bench", [*QUICK, *flags, "--out", str(tmp_path / "mine")]) == 2
+    error = capsys.readouterr().err
+    assert "bench.json is there already, and is not replaced" in error
+    assert "--devices cuda:99: there is none here" in error
+    assert error.count("\n") == 2
+    assert (tmp_path / "mine" / "bench.json").read_bytes() == before
+    monkeypatch.chdir(tmp_path)
+    assert cli.run("bench", [*QUICK, "--activations", "relu", "--passes", "forward"]) == 0
+    assert len(list((tmp_path / "runs" / "bench").glob("*/bench.json"))) == 1
+
+
+def test_a_place_that_cannot_be_written_is_found_out_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(command, "run_operations", lambda *_: pytest.fail("it measured"))
+    assert cli.run("bench", [*QUICK, "--out", str(tmp_path / "file" / "below")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_ctrl_c_writes_what_was_measured(
@@ -263,7 +292,7 @@ def test_ctrl_c_writes_what_was_measured(
     monkeypatch.setattr(timing, "interleave", interrupted)
     # 7 subjects a round: the signal comes in the second round of the first pass.
     flags = ["--activations", "gelu", "--rounds", "5", "--no-pairs", "--against", "relu", "gelu"]
-    assert main([*QUICK, *flags, "--out", str(tmp_path)]) == 130
+    assert cli.run("bench", [*QUICK, *flags, "--out", str(tmp_path)]) == 130
     content = json.loads((tmp_path / "bench.json").read_text())
     assert content["interrupted"]
     assert sum(row["rounds"] for row in content["rows"]) == 12
@@ -271,7 +300,7 @@ def test_ctrl_c_writes_what_was_measured(
 
 
 def test_a_file_is_never_half_written(tmp_path: Path) -> None:
-    record = command.Record(tmp_path / "bench.json", {})
+    record = Sitting(tmp_path / "bench.json", {})
     record.add([{"kind": "operation"}])
     with pytest.raises(TypeError):
         record.add([{"kind": object()}])
@@ -292,7 +321,7 @@ def test_markdown_fills_its_section_and_leaves_the_rest(tmp_path: Path) -> None:
     assert "| IGLU |" in text
     assert "iglu bench --rounds 2" in text
     with pytest.raises(ValueError, match=r"no section 'speed'.*Sections there: paper"):
-        tables.fill_section(document, "speed", "")
+        command.fill_section(document, "speed", "")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +358,7 @@ def small_workload() -> training.Workload:
 def test_training_rows_have_speed_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(training.WORKLOADS, "resnet20", small_workload)
     flags = ["--train", "--models", "resnet20", "--activations", "iglu_approx", "relu", "--threads", "1"]
-    assert main([*QUICK, *flags, "--out", str(tmp_path)]) == 0
+    assert cli.run("bench", [*QUICK, *flags, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "train.json").read_text())["rows"]
     found = {(row["activation"], row["kernel"]): row for row in rows}
     forms = {("iglu_approx", "auto"), ("iglu_approx/output", "auto"), ("iglu_approx/inplace", "auto")}

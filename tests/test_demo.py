@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from iglu.lab import cli
 from iglu.lab.commands import demo
 from iglu.lab.runs.record import read_runs
 
@@ -34,31 +35,39 @@ def test_speeds_are_multiples_of_relus() -> None:
     assert {"IGLU", "IGLU-Approx", "GELU", "SiLU"} <= {row["label"] for row in rows}
 
 
-def test_the_tour_ends_with_a_table_and_the_path_of_what_it_wrote(
+def test_the_tour_ends_with_tables_and_the_path_of_what_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo, "ACTIVATIONS", ("relu", "iglu:0.5"))
     small = {"epochs": 1, "epoch_steps": 2, "batch": 8}
-    monkeypatch.setattr(demo, "TASKS", tuple(task.replace(**small) for task in demo.TASKS))
+    chosen = [each for each in demo.demo_runs(2) if each.activation in ("relu", "iglu:0.5")]
+    assert [each.seed for each in chosen] == [0] * 4 + [1] * 4
+    monkeypatch.setattr(demo, "demo_runs", lambda _: [each.replace(**small) for each in chosen])
     out = tmp_path / "demo"
-    assert demo.main(["--seeds", "2", "--out", str(out)]) == 0
+    assert cli.run("demo", ["--seeds", "2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert f"{out}/demo.json" in shown.replace("\n", "")
-    written = json.loads((out / "demo.json").read_text())
-    assert [row["activation"] for row in written["training"]] == ["relu", "iglu:0.5"]
+    assert f"{out}/demo.json" in shown
+    rows = json.loads((out / "demo.json").read_text())["training"]
+    assert {(row["activation"], row["metric"]) for row in rows} == {
+        (name, metric)
+        for name in ("relu", "iglu:0.5")
+        for metric in ("test_acc", "test_acc_few", "perplexity")
+    }
     runs, complaints = read_runs(out)
     assert len(runs) == 8
     assert not complaints
-    row = written["training"][1]
     accuracies = {
         (run.recipe.activation, run.recipe.seed): run.last["test_acc"]
         for run in runs
         if run.recipe.name == "digits-lt"
     }
-    assert row["digits-lt test_acc"]["mean"] == pytest.approx(
-        (accuracies["iglu:0.5", 0] + accuracies["iglu:0.5", 1]) / 2
-    )
-    assert row["digits-lt test_acc difference"]["mean"] == pytest.approx(
+    (row,) = [row for row in rows if (row["activation"], row["metric"]) == ("iglu:0.5", "test_acc")]
+    assert row["mean"]["value"] == pytest.approx((accuracies["iglu:0.5", 0] + accuracies["iglu:0.5", 1]) / 2)
+    assert row["differences"]["relu"]["value"] == pytest.approx(
         sum(accuracies["iglu:0.5", seed] - accuracies["relu", seed] for seed in (0, 1)) / 2
     )
+
+
+def test_no_seeds_are_no_tour(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run("demo", ["--seeds", "0"]) == 2
+    assert "--seeds must be at least 1, got 0" in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import html
 import json
 import math
@@ -15,9 +18,11 @@ import pytest
 import torch
 
 from iglu import zoo
-from iglu.lab.report.content import Cell, Claim, Curve, Figure, Report, Table
+from iglu.lab.probe.tables import Tails
+from iglu.lab.report.content import Claim, Curve, Figure, Judgement, Report
 from iglu.lab.report.explorer import derivatives, explorer_data
-from iglu.lab.report.page import render, write_page
+from iglu.lab.report.page import render
+from iglu.lab.results.tables import Cell, Table
 
 pytest.importorskip("plotly", reason="the page embeds plotly: pip install 'iglu-torch[lab]'")
 
@@ -41,7 +46,15 @@ def small_report(folder: Path) -> Report:
     }  # fmt: skip
     return Report(
         tables=(Table("table1", "Table 1. Speed", headers, rows, ("medians",)),),
-        claims=(Claim("IGLU-Approx is faster than GELU", "holds", "0.3 times"),),
+        claims=(
+            Claim(
+                "IGLU-Approx is faster than GELU",
+                "holds",
+                "0.3 times",
+                "below 1.",
+                Judgement("does not hold", "resnet8, 10 seeds", "1.3 times"),
+            ),
+        ),
         figures=(Figure("speed", "Speed against size", "Time rises with size", (picture,)),),
         curves=(
             Curve("digits", "iglu:0.5", "test_acc", epochs, (80, 90, 95), (78, 89, 94), (82, 91, 96), 3),
@@ -52,11 +65,17 @@ def small_report(folder: Path) -> Report:
                 "digits", "relu", "test_loss", epochs, (2.0, 1.0, 0.5), (1.9, 0.9, 0.4), (2.1, 1.1, 0.6), 3
             ),
         ),
-        probes=({"name": "small", "batches": 2, "layers": [layer], "suggestion": {"sigma": 1.25}},),
+        probes=(Tails("small", {"batches": 2, "layers": [layer], "suggestion": {"sigma": 1.25}}),),
         sources=("rows.jsonl: 3 rows",),
         complaints=("half.jsonl cannot be read",),
         provenance={"torch": torch.__version__, "gpu": None},
     )
+
+
+def write_page(report: Report, folder: Path) -> Path:
+    path = folder / "index.html"
+    path.write_text(render(report), encoding="utf-8", newline="\n")
+    return path
 
 
 # -- without a browser -----------------------------------------------------------------------------
@@ -82,10 +101,26 @@ def test_a_table_of_sentences_wraps_and_one_of_figures_does_not() -> None:
     assert tables == ["sortable", "sortable prose"]
 
 
-def test_an_empty_report_says_which_commands_fill_it(tmp_path: Path) -> None:
-    text = write_page(Report(), tmp_path / "new" / "folder").read_text(encoding="utf-8")
+def test_an_empty_report_says_which_commands_fill_it() -> None:
+    text = render(Report())
     for command in ("iglu bench", "iglu train", "iglu probe", "iglu report"):
         assert f"<code>{command}" in text
+
+
+def test_the_page_is_a_third_of_what_it_holds_and_the_policy_knows_the_script_inside(tmp_path: Path) -> None:
+    text = render(small_report(tmp_path))
+    found = re.search(r'id="plotly">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    script = gzip.decompress(base64.b64decode(found[1]))
+    assert len(text) < 0.6 * len(script)
+    policy = html.unescape(text.partition('content="')[2].partition('"')[0])
+    assert f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" in policy
+
+
+def test_a_claim_shows_both_verdicts_and_the_scale_of_the_reduced_one(tmp_path: Path) -> None:
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", render(small_report(tmp_path)).partition("<body>")[2]))
+    assert "the paper's own scale: 0.3 times ✓ holds" in html.unescape(text)
+    assert "resnet8, 10 seeds: 1.3 times ✕ does not hold" in html.unescape(text)
 
 
 def test_the_page_names_no_other_place_to_load_from(tmp_path: Path) -> None:
@@ -143,7 +178,8 @@ class Page:
     def settle(self) -> None:
         """Until what was asked for is drawn: charts are drawn in the next frame."""
         self.browser.execute_async_script(
-            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+            "const done = arguments[0]; "
+            "plotly.then(() => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
         )
 
     def all(self, selector: str) -> list[Any]:
@@ -242,7 +278,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
         claims=(Claim(NASTY, "holds", NASTY),),
         figures=(Figure(NASTY, NASTY, NASTY, (picture,)),),
         curves=(Curve(NASTY, NASTY, NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
-        probes=({"name": NASTY, "batches": NASTY, "layers": [layer], "suggestion": None},),
+        probes=(Tails(NASTY, {"batches": NASTY, "layers": [layer], "suggestion": None}),),
         sources=(NASTY,),
         complaints=(NASTY,),
         provenance={NASTY: NASTY},
@@ -252,7 +288,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
     assert page.all("img[src=x]") == []
     for selector in (
         "#tables h3", "#tables th.group", "#tables thead button", "#tables tbody th > span",
-        "#tables .notes li", "#tables p.note", ".claim", ".evidence", "figcaption", "#recipe option",
+        "#tables .notes li", "#tables p.note", ".claim", ".told", "figcaption", "#recipe option",
         "#curves-shown label span", ".probe .name", ".probe tbody th > span", ".sources li", ".complaints li",
         "dt", "dd",
     ):  # fmt: skip

@@ -15,16 +15,16 @@ import torch
 pytest.importorskip("tyro", reason="the command needs the lab")
 pytest.importorskip("matplotlib")
 
+
 from iglu import zoo
-from iglu.lab import paper
-from iglu.lab.commands import report as command
+from iglu.lab import cli, paper
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.report import claims, computed, formats
-from iglu.lab.report.content import Cell, Claim, Report, Table
+from iglu.lab.report import build, claims, computed
+from iglu.lab.report.content import Claim, Report
 from iglu.lab.report.gather import gather
-from iglu.lab.report.speed_table import median_interval
 from iglu.lab.report.tables import all_tables
-from iglu.lab.results.statistics import Estimate
+from iglu.lab.results.statistics import Estimate, median
+from iglu.lab.results.tables import Cell, Table, csv_text
 
 CIFAR = RECIPES["resnet20-cifar10"]
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     found = gather([tmp_path])
     assert [run.folder for run in found.runs] == [good, no_epoch]
     named = "\n".join(found.complaints)
-    for place in (half, bad_line, no_epoch, *(tmp_path / f"foreign{number}" for number in range(4))):
+    for place in (half, bad_line, *(tmp_path / f"foreign{number}" for number in range(4))):
         assert str(place) in named
     assert len(found.complaints) == 7
     assert row(table(all_tables(found), "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
@@ -132,7 +132,7 @@ def test_rows_that_are_none_are_left_out_of_a_bench_and_counted(tmp_path):
     body["rows"] += [3, {"kind": "operation"}, {**body["rows"][0], "seconds": {"median": "fast"}}]
     path.write_text(json.dumps(body))
     found = gather([tmp_path])
-    assert len(found.benches[0].rows) == 4
+    assert len(found.sittings[0].rows) == 4
     assert found.complaints == (f"{path}: 3 entries are not rows of iglu bench",)
 
 
@@ -159,32 +159,49 @@ def test_ours_is_the_mean_with_its_t_interval_and_the_difference_is_to_the_right
     assert published.note == "printed 62.28; log"
     # t(0.975, 2) = 4.3027; 4.3027 * 1 / sqrt(3) = 2.48
     assert cells[group, "accuracy, %: ours"].text == "66.00 ± 2.48 (3)"
-    assert cells[group, "accuracy, %: ours"].note == "3 seeds, 200 epochs, cifar100"
+    assert cells[group, "accuracy, %: ours"].note == "resnet20 on cifar100, 200 epochs, 3 seeds"
     assert cells[group, "accuracy, %: difference"].text == "+1.72 ± 2.48"
     assert cells["ResNet-20, CIFAR-10", "accuracy, %: ours"].text == "not run"
 
 
-def test_a_run_with_fewer_epochs_is_reduced_and_says_how(tmp_path):
-    write_run(tmp_path, CIFAR.replace(epochs=3, batch=64), {"test_loss": 1.0, "test_acc": 70.0})
-    write_run(
-        tmp_path, CIFAR.replace(activation="gelu", stop_after=5), {"test_loss": 1.0, "test_acc": 71.0},
-        epochs=5, status="stopped",
-    )  # fmt: skip
-    found = table(all_tables(gather([tmp_path])), "table2")
-    cell = row(found, "ReLU")[ACCURACY]
-    assert cell.text == "70.00 (1) reduced"
-    assert "epochs 3 instead of 200, batch 64 instead of 128" in cell.note
-    assert "stopped after 5 of 200 epochs" in row(found, "GELU")[ACCURACY].note
+REDUCED = ("ResNet-20, CIFAR-10: reduced", "accuracy, %")
 
 
-def test_runs_nearest_to_the_papers_fill_the_cell_and_the_others_a_table_of_their_own(tmp_path):
+def test_reduced_runs_have_columns_of_their_own_beside_the_papers(tmp_path):
     write_run(tmp_path, CIFAR, {"test_loss": 0.5, "test_acc": 90.0})
-    write_run(tmp_path, CIFAR.replace(epochs=2), {"test_loss": 1.5, "test_acc": 50.0})
+    for seed in range(2):
+        for name, accuracy in (("relu", 70.0), ("gelu", 71.0 + seed), ("iglu:0.5", 73.0 + 2 * seed)):
+            recipe = CIFAR.replace(activation=name, seed=seed, epochs=3, batch=64)
+            write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy + seed})
     tables = all_tables(gather([tmp_path]))
-    assert row(table(tables, "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
+    cells = row(table(tables, "table2"), "ReLU")
+    assert cells[ACCURACY].text == "90.00 (1)"
+    assert cells[REDUCED].text == "70.50 ± 6.35 (2)"
+    assert cells[REDUCED].note == "resnet20 on cifar10, 3 epochs, 2 seeds"
+    cells = row(table(tables, "table2"), "IGLU (sigma = 0.5)")
+    assert cells[ACCURACY].text == "not run"
+    assert cells[REDUCED[0], "- ReLU"].number == 4.0
+    assert cells[REDUCED[0], "- GELU"].number == 2.5
+    assert not any(each.key.startswith("own") for each in tables)
+
+
+def test_of_several_reduced_settings_the_one_of_most_runs_stands_beside_and_the_others_by_themselves(
+    tmp_path,
+):
+    for seed in range(2):
+        write_run(tmp_path, CIFAR.replace(epochs=3, seed=seed), {"test_loss": 1.5, "test_acc": 60.0})
+    write_run(
+        tmp_path,
+        CIFAR.replace(stop_after=5),
+        {"test_loss": 1.0, "test_acc": 71.0},
+        epochs=5,
+        status="stopped",
+    )
+    tables = all_tables(gather([tmp_path]))
+    assert row(table(tables, "table2"), "ReLU")[REDUCED].text == "60.00 ± 0.00 (2)"
     own = table(tables, "own1")
-    assert own.title == "Our own runs: resnet20-cifar10 epochs=2"
-    assert row(own, "ReLU")["accuracy, %", "ours"].text == "50.00 (1)"
+    assert own.title == "Our own runs: resnet20-cifar10 stop_after=5"
+    assert row(own, "ReLU")["accuracy, %", "ours"].text == "71.00 (1)"
 
 
 def test_the_ratio_of_a_long_tail_chooses_the_column(tmp_path):
@@ -199,6 +216,19 @@ def test_the_ratio_of_a_long_tail_chooses_the_column(tmp_path):
     assert table(tables, "own1").title == "Our own runs: resnet20-cifar100-lt ratio=30"
 
 
+def test_the_long_tail_of_another_set_stands_beside_the_column_of_its_ratio(tmp_path):
+    recipe = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", size=16, padding=2, epochs=2)
+    for ratio in (10.0, 200.0):
+        write_run(tmp_path, recipe.replace(ratio=ratio), {"test_loss": 1.0, "test_acc": ratio / 4})
+    cells = row(table(all_tables(gather([tmp_path])), "table4"), "ReLU")
+    assert cells["10:1: reduced", "accuracy, %"].text == "2.50 (1)"
+    assert cells["200:1: reduced", "accuracy, %"].text == "50.00 (1)"
+    assert ("100:1: reduced", "accuracy, %") not in cells
+    assert cells["10:1: reduced", "accuracy, %"].note == (
+        "resnet8 on cifar10 at 10:1, 16 pixels, 2 epochs, 1 seed"
+    )
+
+
 def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
     for seed in range(2):
         write_run(tmp_path, CIFAR.replace(seed=seed), {"test_loss": 0.5, "test_acc": 90.0 + seed})
@@ -208,8 +238,8 @@ def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
     write_run(tmp_path, CIFAR.replace(activation="mish"), {}, epochs=0, status="diverged")
     tables = all_tables(gather([tmp_path]))
     cell = row(table(tables, "table2"), "ReLU")[ACCURACY]
-    assert cell.sort == 90.5
-    assert "1 diverged more" in cell.note
+    assert cell.number == 90.5
+    assert cell.note.endswith("2 seeds; 1 diverged")
     assert row(table(tables, "table2"), "Mish")[ACCURACY].text == "diverged"
     assert not any(each.key.startswith("own") for each in tables)
 
@@ -289,16 +319,22 @@ def test_the_direct_formula_changes_sign_where_the_errata_say(dtype, low, high):
 
 def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
     """For n = 10 the ranks 2 and 9 leave 2 * 11/1024 = 2.1% outside; 3 and 8 would leave 10.9%."""
-    assert median_interval([float(value) for value in range(1, 11)]) == (5.5, 2.0, 9.0)
-    assert median_interval([1.0, 2.0]).high == math.inf
+    assert median([float(value) for value in range(1, 11)])[:3] == (5.5, 2.0, 9.0)
+    assert median([1.0, 2.0]).high == math.inf
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(0.1, 2.0, "holds"), (-2.0, -0.1, "does not hold"), (-0.1, 2.0, "not enough evidence")],
+    [
+        (0.1, 2.0, "holds"),
+        (-2.0, -0.1, "does not hold"),
+        (-0.1, 2.0, "not enough evidence"),
+        (0.0, 2.0, "not enough evidence"),  # an interval that ends at the bound does not exclude it
+        (-2.0, 0.0, "not enough evidence"),
+    ],
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
-    assert claims.side(Estimate((low + high) / 2, 1.0, low, high, 4)) == verdict
+    assert claims.side(Estimate((low + high) / 2, low, high, 4)) == verdict
 
 
 def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them_apart(tmp_path):
@@ -338,7 +374,7 @@ def test_low_sigma_wins_on_resnet_by_full_runs_alone(tmp_path, changes, gain, ve
                 write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy})
     found = claim(claims.all_claims(gather([tmp_path])), "Low sigma wins")
     assert found.verdict == verdict
-    assert ("reduced: epochs 3 instead of 200" in found.evidence) == bool(changes)
+    assert "Other runs, not counted:" in found.evidence if changes else "Other" not in found.evidence
 
 
 def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
@@ -377,14 +413,14 @@ NASTY = Report(
 
 
 def test_markdown_keeps_its_columns_whatever_the_names_hold(tmp_path):
-    text = formats.markdown(NASTY, tmp_path)
+    text = build.markdown(NASTY, tmp_path)
     assert r"| \<b>a\*b\</b> | **1 ± 2** <sup>a</sup> |" in text
     assert r"<sup>a</sup> 50% & more\_so" in text
     assert r"| name | group: x \| y |" in text
 
 
 def test_latex_escapes_and_marks():
-    text = formats.latex(NASTY)
+    text = build.latex(NASTY)
     assert r"\textbf{1 $\pm$ 2}\textsuperscript{a}" in text
     assert r"A \& B\_1 $|$ 100\%" in text
     assert r"50\% \& more\_so" in text
@@ -392,7 +428,7 @@ def test_latex_escapes_and_marks():
 
 
 def test_csv_reads_back_as_text_number_and_remark():
-    lines = list(csv.DictReader(io.StringIO(formats.csv_text(NASTY.tables[0]))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(NASTY.tables[0]))))
     assert lines == [
         {"name": "<b>a*b</b>", "group: x | y": "1 ± 2 (best)", "group: x | y (number)": "1.0",
          "group: x | y (remark)": "50% & more_so"}
@@ -401,7 +437,7 @@ def test_csv_reads_back_as_text_number_and_remark():
 
 def test_a_wide_table_is_cut_between_groups_and_loses_nothing(tmp_path):
     whole = table(all_tables(gather([tmp_path])), "table4")
-    pieces = list(formats.panels(whole))
+    pieces = list(whole.panels())
     assert all(len(piece.headers) <= 9 and piece.headers[0] == ("", "activation") for piece in pieces)
     assert [header for piece in pieces for header in piece.headers[1:]] == list(whole.headers[1:])
 
@@ -417,9 +453,9 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
     (runs / "half").mkdir()
     (runs / "half" / "recipe.json").write_text("{")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "shipped_folders", list)
+    monkeypatch.setattr(build, "shipped_folders", list)
     out = tmp_path / "report"
-    assert command.main(["--out", str(out)]) == 0
+    assert cli.run("report", ["--out", str(out)]) == 0
     shown = capsys.readouterr().out.replace("\n", "")
     assert f"{out}/index.html" in shown
     assert "skipped: runs/half/recipe.json cannot be read" in shown
@@ -429,6 +465,7 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
     keys = ("table1", "table2", "table3", "table4", "table5", "own1", "errata", "claims")
     assert written == figures | {f"tables/{key}.csv" for key in keys} | {
         "index.html",
+        "manifest.json",
         "report.md",
         "report.tex",
     }
@@ -436,7 +473,7 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
 
 
 def test_a_folder_that_is_none_ends_with_status_2(tmp_path, capsys):
-    assert command.main([str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert cli.run("report", [str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
 
 
@@ -448,7 +485,7 @@ def test_a_thousand_runs_are_read_into_one_table(tmp_path):
     found = gather([tmp_path])
     assert len(found.runs) == 1000
     cells = row(table(all_tables(found), "table2"), zoo.parse(names[0]).label)
-    assert cells[ACCURACY].text.endswith("(59) reduced")
+    assert cells[REDUCED].text.endswith("(59)")
 
 
 def test_what_is_committed_under_results_can_be_read():

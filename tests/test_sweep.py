@@ -18,15 +18,16 @@ import pytest
 
 from iglu.lab import cli, paper
 from iglu.lab.commands import sweep as command
+from iglu.lab.fields import read_field
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs.record import read_runs
 from iglu.lab.runs.writing import claim
-from iglu.lab.sweep.cell import Outcome, Progress, Watcher, carry_out, missing_data
 from iglu.lab.sweep.estimate import durations, wall_seconds
 from iglu.lab.sweep.grid import read_grid, survey
 from iglu.lab.sweep.local import run_local
+from iglu.lab.sweep.work import Outcome, Progress, Watcher, carry_out, missing_data
 
-CELL = RECIPES["digits-lt"].replace(epochs=2, epoch_steps=3, batch=8, threads=1)
+RECIPE = RECIPES["digits-lt"].replace(epochs=2, epoch_steps=3, batch=8, threads=1)
 
 FILE = """
 recipes = ["digits-lt"]
@@ -59,41 +60,43 @@ def _figures(out: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("number", paper.RUN_TABLES)
 def test_a_table_has_every_row_and_column_of_the_paper(number: int) -> None:
-    cells = read_grid(f"table{number}", seeds=3).cells
+    recipes = read_grid(f"table{number}", seeds=3).runs
     table = paper.run_table(number)
     expected = {
         (column.recipe.name, column.recipe.ratio, activation, seed)
         for column in table.columns for activation in table.rows for seed in range(3)
     }  # fmt: skip
-    assert {(cell.name, cell.ratio, cell.activation, cell.seed) for cell in cells} == expected
-    assert len(cells) == len(expected)
-    assert len({cell.folder_name for cell in cells}) == len(cells)
+    assert {(recipe.name, recipe.ratio, recipe.activation, recipe.seed) for recipe in recipes} == expected
+    assert len(recipes) == len(expected)
+    assert len({recipe.folder_name for recipe in recipes}) == len(recipes)
 
 
 def test_table_4_has_the_printed_ratios_and_the_one_that_was_run() -> None:
-    assert {cell.ratio for cell in read_grid("table4").cells} == {10, 20, 50, 100, 200, 500}
+    assert {recipe.ratio for recipe in read_grid("table4").runs} == {10, 20, 50, 100, 200, 500}
 
 
 def test_tables_2_and_3_have_the_learnable_sigmas() -> None:
     for name in ("table2", "table3"):
-        assert {"iglu:learnable=5", "iglu_approx:learnable=5"} <= {
-            c.activation for c in read_grid(name).cells
-        }
+        assert {"iglu:learnable=5", "iglu_approx:learnable=5"} <= {c.activation for c in read_grid(name).runs}
 
 
 def test_table_5_has_six_networks_with_and_without_normalisation() -> None:
-    cells = read_grid("table5", seeds=1).cells
-    assert sorted((cell.model, cell.norm) for cell in cells) == sorted(
+    recipes = read_grid("table5", seeds=1).runs
+    assert sorted((recipe.model, recipe.norm) for recipe in recipes) == sorted(
         itertools.product(("resnet20", "gpt2-small", "vit-tiny"), (True, False))
     )
 
 
 def test_seeds_are_outermost_and_fields_are_changed(tmp_path: Path) -> None:
-    cells = read_grid(_file(tmp_path), changes={"lr": 0.5}).cells
-    assert [(cell.seed, cell.activation) for cell in cells] == [
+    recipes = read_grid(_file(tmp_path), changes={"lr": 0.5}).runs
+    assert [(recipe.seed, recipe.activation) for recipe in recipes] == [
         (0, "relu"), (0, "iglu:0.5"), (1, "relu"), (1, "iglu:0.5"),
     ]  # fmt: skip
-    assert {(cell.epochs, cell.batch, cell.lr) for cell in cells} == {(2, 8, 0.5)}
+    assert {(recipe.epochs, recipe.batch, recipe.lr) for recipe in recipes} == {(2, 8, 0.5)}
+
+
+def test_a_field_is_set_as_the_flag_is_written_too() -> None:
+    assert read_field("epoch-steps=3") == ("epoch_steps", 3)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +111,14 @@ def test_seeds_are_outermost_and_fields_are_changed(tmp_path: Path) -> None:
         (FILE.replace("digits-lt", "digit-lt"), "Unknown recipe 'digit-lt'. Did you mean 'digits-lt'?"),
         (FILE.replace("seeds = 2", "seeds = 0"), "seeds must be a number of seeds or a list of them, got 0"),
         (FILE.replace("recipes", "recipe"), "Unknown field 'recipe'. Did you mean 'recipes'?"),
-        (FILE + "devices = 2", "a cell has one process"),
+        (FILE + "devices = 2", "a run has one process"),
         (FILE + "epochs = 3", "is not TOML"),
     ],
 )
 def test_a_bad_file_is_named_with_its_key(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([_file(tmp_path, content), "--dry-run"]) == command.MISTAKE
+    assert cli.run("sweep", [_file(tmp_path, content), "--dry-run"]) == cli.MISTAKE
     shown = capsys.readouterr().err
     assert "small.toml" in shown
     assert message in shown
@@ -125,6 +128,8 @@ def test_a_bad_file_is_named_with_its_key(
     ("flags", "message"),
     [
         (["table6"], "Unknown sweep 'table6'. Did you mean"),
+        (["table1"], "Table 1 is time, not training: iglu bench measures it"),
+        (["table4", "--data", "/nowhere"], "--data /nowhere is not a folder"),
         (["nowhere.toml"], "There is no file nowhere.toml"),
         (["table4", "--only", "ratio=30"], "There are: resnet20-cifar100-lt, iglu:0.1"),
         (["table4", "--only", "igul"], "Did you mean 'iglu'?"),
@@ -138,7 +143,7 @@ def test_a_bad_file_is_named_with_its_key(
 def test_a_mistake_in_the_flags_says_what_was_meant(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([*flags, "--dry-run"]) == command.MISTAKE
+    assert cli.run("sweep", [*flags, "--dry-run"]) == cli.MISTAKE
     assert message in capsys.readouterr().err
 
 
@@ -146,23 +151,23 @@ def test_a_mistake_in_the_flags_says_what_was_meant(
 
 
 def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
-    (outcome,) = run_local([CELL], out=tmp_path)
+    (outcome,) = run_local([RECIPE], out=tmp_path)
     assert outcome.run is not None
     epoch = sum(row["seconds"] + row["test_seconds"] for row in outcome.run.history) / 2
-    longer = CELL.replace(activation="iglu:1", seed=7, epochs=40)
+    longer = RECIPE.replace(activation="iglu:1", seed=7, epochs=40)
     assert durations([longer], [outcome.run])[longer] == pytest.approx(40 * epoch)
     half = durations([longer], [outcome.run], {longer: outcome.run})
     assert half[longer] == pytest.approx(38 * epoch)
-    other = CELL.replace(ratio=5.0)
+    other = RECIPE.replace(ratio=5.0)
     assert math.isnan(durations([other], [outcome.run])[other])
 
 
-def test_the_wall_clock_is_an_even_share_but_no_less_than_the_longest_cell() -> None:
+def test_the_wall_clock_is_an_even_share_but_no_less_than_the_longest_run() -> None:
     assert wall_seconds([10, 10, 10, 10], jobs=2) == 20
     assert wall_seconds([10, 50, math.nan], jobs=2) == 50
 
 
-def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [
         "--dry-run",
         "--only",
@@ -174,10 +179,10 @@ def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest
         "--out",
         str(tmp_path / "o"),
     ]
-    assert command.main(["table4", *flags, "--data", str(tmp_path)]) == 0
+    assert cli.run("sweep", ["table4", *flags, "--data", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "table4: 20 cells" in shown
-    assert "20 of 20 cells to go; the time of 20 is unknown until the first run ends." in shown
+    assert "table4: 20 runs" in shown
+    assert "20 of 20 runs to go; the time of 20 is unknown until the first run ends." in shown
     assert not (tmp_path / "o").exists()
 
 
@@ -187,7 +192,7 @@ def test_a_dry_run_counts_the_cells_and_runs_none(tmp_path: Path, capsys: pytest
 def test_a_sweep_with_tails_writes_them_into_the_last_line_of_each_run(tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text('recipes = ["digits-lt"]\nactivations = ["relu"]\nseeds = 1\nepochs = 2\nepoch_steps = 2')
-    assert command.main([str(grid), "--tails", "5", "--out", str(tmp_path / "runs")]) == 0
+    assert cli.run("sweep", [str(grid), "--tails", "5", "--out", str(tmp_path / "runs")]) == 0
     (run,), _ = read_runs(tmp_path / "runs")
     assert ["tails" in row for row in run.history] == [False, True]
     layers = run.last["tails"]
@@ -200,8 +205,8 @@ def test_a_field_with_several_values_is_run_with_each(tmp_path: Path) -> None:
     grid.write_text(
         'recipes = ["digits-lt"]\nactivations = ["relu", "gelu"]\nseeds = 1\nratio = [10.0, 50.0]'
     )
-    cells = read_grid(str(grid)).cells
-    assert [(cell.ratio, cell.activation) for cell in cells] == [
+    recipes = read_grid(str(grid)).runs
+    assert [(recipe.ratio, recipe.activation) for recipe in recipes] == [
         (10.0, "relu"), (10.0, "gelu"), (50.0, "relu"), (50.0, "gelu"),
     ]  # fmt: skip
 
@@ -225,23 +230,23 @@ def test_a_plan_that_does_not_fit_its_grid_is_refused(plan: str, message: str, t
 def test_every_grid_of_the_evidence_has_a_plan(grid: Path) -> None:
     found = read_grid(str(grid))
     assert found.plan is not None
-    assert all(cell.threads == 1 and cell.tails == cell.last_epoch for cell in found.cells)
+    assert all(recipe.threads == 1 and recipe.tails == recipe.last_epoch for recipe in found.runs)
 
 
 def test_a_stopped_sweep_goes_on_with_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [_file(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    assert command.main([*flags, "--seeds", "1", "--only", "relu"]) == 0
+    assert cli.run("sweep", [*flags, "--seeds", "1", "--only", "relu"]) == 0
     (first,) = read_runs(tmp_path / "out")[0]
     before = (first.folder / "provenance.jsonl").read_text()
-    assert command.main(flags) == 0
+    assert cli.run("sweep", flags) == 0
     shown = capsys.readouterr().out
-    assert "3 of 4 cells to go" in shown
+    assert "3 of 4 runs to go" in shown
     assert "4 finished, 0 failed, 0 left" in shown
     assert "- ReLU" in shown
     assert (first.folder / "provenance.jsonl").read_text() == before
     assert len(_figures(tmp_path / "out")) == 4
-    assert command.main(flags) == 0
-    assert "0 of 4 cells to go" in capsys.readouterr().out
+    assert cli.run("sweep", flags) == 0
+    assert "0 of 4 runs to go" in capsys.readouterr().out
 
 
 def test_a_sweep_goes_on_on_another_machine_from_what_was_recorded(
@@ -254,16 +259,16 @@ def test_a_sweep_goes_on_on_another_machine_from_what_was_recorded(
     capsys.readouterr()
     assert cli.run("sweep", [_file(tmp_path), "--out", str(tmp_path / "here"), "--known", file]) == 0
     shown = capsys.readouterr().out
-    assert "2 of 4 cells to go" in shown
+    assert "2 of 4 runs to go" in shown
     assert "4 finished, 0 failed, 0 left" in shown
     assert {run.recipe.seed for run in read_runs(tmp_path / "here")[0]} == {1}
     assert cli.run("sweep", [_file(tmp_path), "--known", str(tmp_path / "nowhere")]) == 2
 
 
 def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path: Path) -> None:
-    cells = read_grid(_file(tmp_path), changes={"threads": 1}).cells
+    recipes = read_grid(_file(tmp_path), changes={"threads": 1}).runs
     for jobs in (1, 2):
-        run_local(cells, out=tmp_path / str(jobs), jobs=jobs)
+        run_local(recipes, out=tmp_path / str(jobs), jobs=jobs)
     assert _figures(tmp_path / "1") == _figures(tmp_path / "2")
 
 
@@ -280,58 +285,58 @@ class _Kills(Watcher):
             worker.kill()
 
 
-def test_a_killed_worker_fails_its_cell_alone_and_the_next_call_mends_it(tmp_path: Path) -> None:
-    cells = [CELL.replace(seed=seed, epoch_steps=20) for seed in range(2)]
-    outcomes = run_local(cells, out=tmp_path / "out", watcher=_Kills())
+def test_a_killed_worker_fails_its_run_alone_and_the_next_call_mends_it(tmp_path: Path) -> None:
+    recipes = [RECIPE.replace(seed=seed, epoch_steps=20) for seed in range(2)]
+    outcomes = run_local(recipes, out=tmp_path / "out", watcher=_Kills())
     assert [outcome.run is None for outcome in outcomes] == [True, False]
     assert outcomes[0].failure.startswith("its process was killed (SIGKILL)")
-    assert survey(cells, tmp_path / "out").left == cells[:1]
-    run_local(cells[:1], out=tmp_path / "out")
-    run_local(cells, out=tmp_path / "quiet")
+    assert survey(recipes, tmp_path / "out").left == recipes[:1]
+    run_local(recipes[:1], out=tmp_path / "out")
+    run_local(recipes, out=tmp_path / "quiet")
     assert _figures(tmp_path / "out") == _figures(tmp_path / "quiet")
 
 
-def test_failed_and_diverged_cells_are_named_and_the_others_finish(
+def test_failed_and_diverged_runs_are_named_and_the_others_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    spoilt = out / CELL.replace(activation="iglu:0.5", seed=1).folder_name
+    spoilt = out / RECIPE.replace(activation="iglu:0.5", seed=1).folder_name
     spoilt.mkdir(parents=True)
     (spoilt / "recipe.json").write_text("{")
     flags = [_file(tmp_path), "--out", str(out)]
-    assert command.main(flags) == command.FAILED
+    assert cli.run("sweep", flags) == cli.FAILED
     shown = capsys.readouterr().out
     assert f"failed: {spoilt.name}: {spoilt / 'recipe.json'} cannot be read" in shown
     assert "3 finished, 1 failed, 0 left" in shown
-    assert command.main([*flags, "--seeds", "1", "--set", "lr=1e30", "clip=none"]) == 0
+    assert cli.run("sweep", [*flags, "--seeds", "1", "--set", "lr=1e30", "clip=none"]) == 0
     shown = capsys.readouterr().out
     assert "diverged: digits-lt_relu_epochs=2" in shown
     assert "2 diverged, 0 failed, 0 left" in shown
 
 
-def test_cells_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
-    missing = CELL.replace(dataset="nowhere.txt", model="gpt2-nano", tokenizer="bytes")
-    (found,) = missing_data([CELL, missing], tmp_path)
+def test_runs_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
+    missing = RECIPE.replace(dataset="nowhere.txt", model="gpt2-nano", tokenizer="bytes")
+    (found,) = missing_data([RECIPE, missing], tmp_path)
     assert found.recipe == missing
     assert "No text 'nowhere.txt'" in found.failure
 
 
-def test_a_cell_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path: Path) -> None:
+def test_a_run_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path: Path) -> None:
     said: list[Progress] = []
 
     def report(progress: Progress) -> bool:
         said.append(progress)
         return False
 
-    with claim(tmp_path / CELL.folder_name):
-        given_up = carry_out(CELL, data=None, out=tmp_path, report=report, patience=0.0)
+    with claim(tmp_path / RECIPE.folder_name):
+        given_up = carry_out(RECIPE, data=None, out=tmp_path, report=report, patience=0.0)
     assert given_up.run is None
     assert "Another process is at the run" in given_up.failure
     assert "waits for its folder" in said[0].text
     is_held, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with claim(tmp_path / CELL.folder_name):
+        with claim(tmp_path / RECIPE.folder_name):
             is_held.set()
             may_go.wait(60)
 
@@ -343,17 +348,17 @@ def test_a_cell_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path
         may_go.set()
         return False
 
-    outcome = carry_out(CELL, data=None, out=tmp_path, report=release)
+    outcome = carry_out(RECIPE, data=None, out=tmp_path, report=release)
     holder.join()
     assert outcome.run is not None
     assert outcome.run.status == "finished"
 
 
-def test_an_error_that_nobody_foresaw_fails_its_cell_with_a_traceback(
+def test_an_error_that_nobody_foresaw_fails_its_run_with_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iglu.lab.sweep.cell.fit", lambda *_, **__: 1 // 0)
-    outcome = carry_out(CELL, data=None, out=tmp_path, report=lambda progress: False)
+    monkeypatch.setattr("iglu.lab.sweep.work.fit", lambda *_, **__: 1 // 0)
+    outcome = carry_out(RECIPE, data=None, out=tmp_path, report=lambda progress: False)
     assert outcome.failure.startswith("ZeroDivisionError")
     assert "carry_out" in outcome.traceback or "_attempt" in outcome.traceback
 
@@ -371,7 +376,7 @@ def _start(target: str, out: Path, *flags: str) -> subprocess.Popen[str]:
 def _wait_for_checkpoint(out: Path) -> None:
     deadline = time.monotonic() + 120
     while not list(out.glob("*/checkpoint-*")):
-        assert time.monotonic() < deadline, "no cell has begun"
+        assert time.monotonic() < deadline, "no run has begun"
         time.sleep(0.02)
 
 
@@ -387,7 +392,7 @@ def _is_alive(group: int) -> bool:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The figures of a sweep that was left alone."""
     folder = tmp_path_factory.mktemp("quiet")
-    run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).cells, out=folder / "out", jobs=2)
+    run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).runs, out=folder / "out", jobs=2)
     return _figures(folder / "out")
 
 
@@ -414,7 +419,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
         process.kill()
     shown = process.communicate(timeout=120)[0]
     expected = {
-        "ctrl-c": command.INTERRUPTED,
+        "ctrl-c": cli.INTERRUPTED,
         "kill": -signal.SIGKILL,
         "time limit": command.TIME_IS_UP,
     }
@@ -426,8 +431,8 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
     while _is_alive(process.pid):  # workers of a killed sweep see to their end themselves
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    cells = read_grid(target, changes={"threads": 1}).cells
-    found = survey(cells, out)
+    recipes = read_grid(target, changes={"threads": 1}).runs
+    found = survey(recipes, out)
     assert found.left
     if way == "ctrl-c":
         assert {json.loads(path.read_text())["status"] for path in out.glob("*/state.json")} <= {
@@ -438,12 +443,12 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
     assert _figures(out) == quiet
 
 
-def test_outcomes_come_in_the_order_in_which_cells_end(tmp_path: Path) -> None:
+def test_outcomes_come_in_the_order_in_which_runs_end(tmp_path: Path) -> None:
     ends: list[Outcome] = []
 
     class Notes(Watcher):
         def ended(self, outcome: Outcome) -> None:
             ends.append(outcome)
 
-    assert run_local([CELL, CELL.replace(seed=1)], out=tmp_path, jobs=2, watcher=Notes()) == ends
+    assert run_local([RECIPE, RECIPE.replace(seed=1)], out=tmp_path, jobs=2, watcher=Notes()) == ends
     assert len(ends) == 2

@@ -1,4 +1,4 @@
-"""The same cells on a real Ray cluster of two nodes, one of which is lost on the way."""
+"""The same runs on a real Ray cluster of two nodes, one of which is lost on the way."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs.folder import read_run
-from iglu.lab.sweep.cell import Progress, Watcher
 from iglu.lab.sweep.cluster import keep, run_on_ray
 from iglu.lab.sweep.grid import survey
 from iglu.lab.sweep.local import run_local
+from iglu.lab.sweep.work import Progress, Watcher
 from iglu.lab.training.checkpoint import checkpoints
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iglu-torch[ray]'")
@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iglu
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _MEMORY = 80 * 2**20
-CELLS = [
+RECIPES = [
     RECIPES["digits-lt"].replace(
         activation=name, epochs=12, epoch_steps=20, batch=16, threads=1, checkpoint_every=0.0
     )
@@ -52,7 +52,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class _LosesItsNode(Watcher):
-    """Takes a node away once both have a cell in its second epoch."""
+    """Takes a node away once both have a run in its second epoch."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -72,12 +72,12 @@ def test_with_a_node_lost_every_cell_ends_with_the_numbers_of_the_local_run(
     cluster: Any, tmp_path: Path
 ) -> None:
     watcher = _LosesItsNode(cluster)
-    outcomes = run_on_ray(CELLS, address=cluster.address, out=tmp_path / "ray", watcher=watcher)
+    outcomes = run_on_ray(RECIPES, address=cluster.address, out=tmp_path / "ray", watcher=watcher)
     assert watcher.losses == 1
-    assert sorted(outcome.failure for outcome in outcomes) == [""] * len(CELLS)
-    run_local(CELLS, out=tmp_path / "local", jobs=2)
-    for cell in CELLS:
-        there, here = (read_run(tmp_path / name / cell.folder_name) for name in ("ray", "local"))
+    assert sorted(outcome.failure for outcome in outcomes) == [""] * len(RECIPES)
+    run_local(RECIPES, out=tmp_path / "local", jobs=2)
+    for recipe in RECIPES:
+        there, here = (read_run(tmp_path / name / recipe.folder_name) for name in ("ray", "local"))
         assert there.status == here.status == "finished"
         assert there.without_timings() == here.without_timings()
     starts = [
@@ -88,7 +88,7 @@ def test_with_a_node_lost_every_cell_ends_with_the_numbers_of_the_local_run(
 
 
 @pytest.mark.slow
-def test_a_stop_leaves_cells_at_a_checkpoint_and_others_unbegun(cluster: Any, tmp_path: Path) -> None:
+def test_a_stop_leaves_runs_at_a_checkpoint_and_others_unbegun(cluster: Any, tmp_path: Path) -> None:
     stop = threading.Event()
 
     class StopsEarly(Watcher):
@@ -96,19 +96,19 @@ def test_a_stop_leaves_cells_at_a_checkpoint_and_others_unbegun(cluster: Any, tm
             if progress is not None:
                 stop.set()
 
-    cells = [cell.replace(epochs=200) for cell in CELLS]
+    recipes = [recipe.replace(epochs=200) for recipe in RECIPES]
     outcomes = run_on_ray(
-        cells, address=cluster.address, out=tmp_path, watcher=StopsEarly(), is_stop_wanted=stop.is_set
+        recipes, address=cluster.address, out=tmp_path, watcher=StopsEarly(), is_stop_wanted=stop.is_set
     )
     assert {outcome.run.status for outcome in outcomes if outcome.run is not None} == {"stopped"}
-    found = survey(cells, tmp_path)
+    found = survey(recipes, tmp_path)
     assert len(found.left) == 3
     assert 1 <= len(found.begun) <= 2
     assert all(checkpoints(outcome.run.folder) for outcome in outcomes if outcome.run is not None)
 
 
 def test_figures_from_a_node_with_its_own_disk_are_written_down(tmp_path: Path) -> None:
-    (outcome,) = run_local([CELLS[0].replace(epochs=1)], out=tmp_path / "node")
+    (outcome,) = run_local([RECIPES[0].replace(epochs=1)], out=tmp_path / "node")
     assert outcome.run is not None
     names = ("recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json")
     files = {name: (outcome.run.folder / name).read_bytes() for name in names}

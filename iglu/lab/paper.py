@@ -36,13 +36,10 @@ class Column(NamedTuple):
     metric: str
     recipe: Recipe  # with the activation and seed still to be set
     is_published: bool = True
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric != "test_acc"
+    beside: str = ""  # the recipe whose reduced runs ask the same question, where it is not this one
 
 
-class Table(NamedTuple):
+class RunTable(NamedTuple):
     """A table of runs: activations down, metrics of recipes across."""
 
     number: int
@@ -66,6 +63,7 @@ class TailRow(NamedTuple):
     alpha: Published | None  # None where the paper's run diverged
     sigma: float | None  # what the paper calls optimal
     outcome: str = ""
+    beside: str = ""  # as of a column
 
 
 class Erratum(NamedTuple):
@@ -93,7 +91,7 @@ def table1() -> dict[str, dict[str, float]]:
 
 
 @functools.cache
-def run_table(number: int) -> Table:
+def run_table(number: int) -> RunTable:
     """Table 2, 3 or 4."""
     if number not in RUN_TABLES:
         raise ValueError(f"Tables of runs are {RUN_TABLES}, got {number}")
@@ -104,6 +102,7 @@ def run_table(number: int) -> Table:
             metric,
             get_recipe(group["recipe"]).replace(**group.get("changes", {})),
             group.get("published", True),
+            group.get("beside", ""),
         )
         for group in content["columns"]
         for metric in group["metrics"]
@@ -117,7 +116,7 @@ def run_table(number: int) -> Table:
             else None
             for column in columns
         )
-    return Table(number, content["caption"], content["setup"], columns, rows)
+    return RunTable(number, content["caption"], content["setup"], columns, rows)
 
 
 @functools.cache
@@ -133,6 +132,7 @@ def table5() -> tuple[TailRow, ...]:
             else None,
             row.get("sigma"),
             row.get("outcome", ""),
+            row.get("beside", ""),
         )
         for row in paper()["table5"]["rows"]
     )

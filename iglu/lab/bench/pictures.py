@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from iglu.lab.bench.sittings import Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
-from iglu.lab.bench.tables import Row, row_label
+from iglu.lab.bench.tables import row_label
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
 from iglu.lab.results.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour, pictures, save
 
 _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 
 
-def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+def draw(rows: Sequence[Timing], folder: Path) -> list[Path]:
     """Every picture these rows allow, written to ``folder``; the paths of the PNG files."""
     written = []
     with pictures():
@@ -35,25 +36,27 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return written
 
 
-def _groups(rows: Sequence[Row], kind: str, fields: tuple[str, ...]) -> dict[tuple[Any, ...], list[Row]]:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+def _groups(
+    rows: Sequence[Timing], kind: str, fields: tuple[str, ...]
+) -> dict[tuple[Any, ...], list[Timing]]:
+    groups: dict[tuple[Any, ...], list[Timing]] = {}
     for row in rows:
         if row["kind"] == kind:
             groups.setdefault(tuple(row[field] for field in fields), []).append(row)
     return groups
 
 
-def _bar_colour(row: Row) -> str:
+def _bar_colour(row: Timing) -> str:
     if row["is_ours"]:
         return VERMILION
     return OTHER if row["kernel"] == TORCH else DIRECT_GREY
 
 
-def _where(row: Row) -> str:
+def _where(row: Timing) -> str:
     return where(row["dtype"], row["device"], row["threads"])
 
 
-def _bars(rows: Sequence[Row]) -> Any:
+def _bars(rows: Sequence[Timing]) -> Any:
     """Ratio to ReLU of every activation, one panel a pass; the whisker is the 20% to 80% range."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
@@ -97,7 +100,7 @@ def _bars(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def draw_sizes(rows: Sequence[Row]) -> Any:
+def draw_sizes(rows: Sequence[Timing]) -> Any:
     """Time against size in log-log for the activations one chooses among; one panel a pass."""
     import matplotlib.pyplot as plt
 
@@ -128,7 +131,7 @@ def draw_sizes(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _training(rows: Sequence[Row]) -> Any:
+def _training(rows: Sequence[Timing]) -> Any:
     """Items a second and kept memory, one bar a contender."""
     import matplotlib.pyplot as plt
 

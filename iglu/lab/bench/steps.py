@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.utils import benchmark
 import iglu
 from iglu import backend
 from iglu.lab.bench.subjects import DIRECT, TORCH, Direct, has_direct_form, is_ours
-from iglu.lab.bench.timing import Block, Rounds, Spread
+from iglu.lab.bench.timing import Block, Rounds, spread
 from iglu.lab.models.gpt2 import GPT2Config, gpt2_block
 from iglu.lab.models.resnet import resnet20
 from iglu.zoo import parse
@@ -233,9 +233,9 @@ def rows_of(
                 "dtype": "float32",
                 "threads": threads,
                 "rounds": len(seconds),
-                "seconds": asdict(Spread.of(seconds)),
-                "items_a_second": asdict(Spread.of([workload.items / each for each in seconds])),
-                "ratios": {name: asdict(rounds.ratio(contender, other)) for name, other in ratios.items()},
+                "seconds": spread(seconds),
+                "items_a_second": spread([workload.items / each for each in seconds]),
+                "ratios": {name: rounds.ratio(contender, other) for name, other in ratios.items()},
                 "kept_bytes": kept,
                 "peak_bytes": peak,
                 "seconds_by_round": seconds,

@@ -1,57 +1,27 @@
-"""Rows of results as tables: once as data, then for a terminal or in Markdown."""
+"""Rows of a sitting as tables: Table 1 of the paper beside ours, times by pass or by size, training steps."""
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Group
-from rich.table import Table as RichTable
-from rich.text import Text
-
+from iglu import zoo
+from iglu.lab import paper
+from iglu.lab.bench.sittings import Sitting, Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
-from iglu.lab.paper import table1
+from iglu.lab.results.statistics import Estimate, median
+from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, Tone, numbered
 
-Row = dict[str, Any]
-NOT_RUN = "not run"
 _KERNEL_LABELS = {DIRECT: "direct", COMPILED: "compiled", COMPILED_DIRECT: "direct, compiled"}
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headers may have several lines; ``styles`` gives each row a style of the terminal."""
-
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
-    styles: list[str]
-    caption: str = ""
-
-    def to_rich(self) -> Group:
-        table = RichTable(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-        for index, header in enumerate(self.headers):
-            table.add_column(header, justify="right" if index else "left", no_wrap=True)
-        for cells, style in zip(self.rows, self.styles, strict=True):
-            table.add_row(*(Text(cell) for cell in cells), style=style)
-        # Beside the table rather than in it, which would wrap them to its width.
-        return Group(Text(self.title, "bold"), table, Text(self.caption, "dim"))
-
-    def to_markdown(self) -> str:
-        def line(cells: Iterable[str]) -> str:
-            return "| " + " | ".join(cell.replace("\n", " ").replace("*", "\\*") for cell in cells) + " |"
-
-        rule = "|---|" + "---:|" * (len(self.headers) - 1)
-        body = "\n".join([line(header.strip() for header in self.headers), rule, *map(line, self.rows)])
-        caption = f"\n\n{self.caption}" if self.caption else ""
-        return f"**{self.title}**\n\n{body}{caption}\n"
-
-
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def quotient(row: Timing, reference: Timing) -> Estimate:
+    """Of times within a round: both saw the same machine.  The median over rounds, and its 95% interval."""
+    pairs = zip(row["seconds_by_round"], reference["seconds_by_round"], strict=False)
+    return median([mine / other for mine, other in pairs])
 
 
 def unit_for(seconds: Sequence[float]) -> str:
@@ -71,18 +41,7 @@ def size_text(elements: int) -> str:
     return f"{elements:,}"
 
 
-def _spread_text(spread: dict[str, float]) -> str:
-    """Half the distance between the 20% and 80% quantiles, in percent of the median."""
-    return f"±{50 * (spread['high'] - spread['low']) / spread['median']:.0f}%"
-
-
-def _ratio_text(row: Row | None, reference: str) -> str:
-    if row is None or reference not in row["ratios"]:
-        return ""
-    return f"{row['ratios'][reference]['median']:.2f}"
-
-
-def row_label(row: Row) -> str:
+def row_label(row: Timing) -> str:
     """The activation, and the way it was computed where that is not the usual one."""
     kernel = row["kernel"]
     if kernel in (TORCH, "auto"):
@@ -90,97 +49,185 @@ def row_label(row: Row) -> str:
     return f"{row['label']}, {_KERNEL_LABELS.get(kernel, kernel)}"
 
 
-def _style(row: Row) -> str:
-    if row["is_ours"]:
-        return "bold cyan"
-    return "" if row["kernel"] == TORCH else "cyan"
+def _spread_cell(spread: dict[str, float]) -> Cell:
+    """Half the distance between the 20% and 80% quantiles, in percent of the median."""
+    share = 50 * (spread["high"] - spread["low"]) / spread["median"]
+    return Cell(f"±{share:.0f}%", share)
 
 
-def _lines(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
+def _ratio_cell(row: Timing | None, reference: str) -> Cell:
+    return (
+        NONE
+        if row is None or reference not in row["ratios"]
+        else numbered(row["ratios"][reference]["median"])
+    )
+
+
+def _tone(row: Timing) -> Tone:
+    return "ours" if row["is_ours"] else ""
+
+
+def _lines(rows: Iterable[Timing]) -> dict[tuple[str, str], Timing]:
     """One row for each line of a table, in the order measured."""
-    lines: dict[tuple[str, str], Row] = {}
+    lines: dict[tuple[str, str], Timing] = {}
     for row in rows:
         lines.setdefault((row["activation"], row["kernel"]), row)
     return lines
 
 
-def _distinct(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[Any]:
+def _distinct(rows: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
     return list(dict.fromkeys(map(key, rows)))
 
 
-def _where(row: Row) -> str:
+def _where(row: Timing) -> str:
     return where(row["dtype"], row["device"], row["threads"])
 
 
-def tables_of(rows: Sequence[Row], against: Sequence[str]) -> list[Table]:
-    """Every table these rows allow."""
-    operations = [row for row in rows if row["kind"] == "operation"]
-    training = [row for row in rows if row["kind"] == "training"]
+def tables_of(sitting: Sitting, against: Sequence[str]) -> list[Table]:
+    """Every table its rows allow."""
+    operations = [row for row in sitting.rows if row["kind"] == "operation"]
     references = [name for name in against if name != "identity"] or list(against)
-    papers_own = [row for row in operations if is_papers_setting(row)]
-    result = [
-        _beside_the_paper([row for row in papers_own if row["threads"] == threads])
-        for threads in _distinct(papers_own, lambda row: row["threads"])
-    ]
+    result = [table1([sitting])] if any(map(is_papers_setting, operations)) else []
     for key in _distinct(operations, lambda row: (row["device"], row["dtype"], row["threads"])):
         group = [row for row in operations if (row["device"], row["dtype"], row["threads"]) == key]
         if references:
             result.extend(_times(group, references[0]))
         result.extend(_ours_against(group, reference) for reference in references[1:])
-    for key in _distinct(training, lambda row: (row["model"], row["device"], row["threads"])):
-        group = [row for row in training if (row["model"], row["device"], row["threads"]) == key]
-        result.append(_training(group))
+    return [*result, *step_tables(sitting)]
+
+
+# -- Table 1 ---------------------------------------------------------------------------------------
+
+# paper's column -> heading, kind of device, the passes that fill it: the first that was measured
+_TIMED = {
+    "cpu_forward": ("CPU forward", "cpu", ("forward",)),
+    "cpu_backward": ("CPU backward", "cpu", ("loss_backward", "backward")),
+    "gpu_forward": ("GPU forward", "cuda", ("forward",)),
+    "gpu_backward": ("GPU backward", "cuda", ("loss_backward", "backward")),
+}
+
+
+def is_papers_setting(row: Timing) -> bool:
+    """Whether a row belongs into Table 1, whose times are multiples of Identity's."""
+    is_setting = row["kind"] == "operation" and row["elements"] == 10_000 and row["dtype"] == "float32"
+    return is_setting and "identity" in row["ratios"] and (row["device"] != "cpu" or row["threads"] == 1)
+
+
+def papers_rows(sittings: Iterable[Sitting], device: str) -> tuple[Sitting | None, list[Timing]]:
+    """The sitting that has most of Table 1 on that kind of device, the newest of equals, and its rows."""
+    chosen: tuple[Sitting | None, list[Timing]] = (None, [])
+    for sitting in sorted(sittings, key=lambda sitting: sitting.date, reverse=True):
+        rows = [row for row in sitting.rows if is_papers_setting(row) and row["device"].startswith(device)]
+        if len(rows) > len(chosen[1]):
+            chosen = (sitting, rows)
+    return chosen
+
+
+class _Line(NamedTuple):
+    """A row of Table 1: an activation, as it is served or as the paper writes it."""
+
+    activation: str
+    is_direct: bool
+
+    @property
+    def label(self) -> str:
+        return zoo.ZOO[self.activation].label + (", direct" if self.is_direct else "")
+
+    @property
+    def is_ranked(self) -> bool:
+        return zoo.ZOO[self.activation].self_gated and not self.is_direct
+
+    def timed(self, rows: Iterable[Timing], passes: Sequence[str]) -> Timing | None:
+        """The first pass of these that was measured."""
+        kernels = (DIRECT,) if self.is_direct else (TORCH, "auto")
+        mine = {
+            row["pass"]: row
+            for row in rows
+            if row["activation"] == self.activation and row["kernel"] in kernels
+        }
+        return next((mine[name] for name in passes if name in mine), None)
+
+
+def table1(sittings: Sequence[Sitting]) -> Table:
+    """The direct formulas stand in lines of their own."""
+    chosen = {device: papers_rows(sittings, device) for device in ("cpu", "cuda")}
+    published = paper.table1()
+    measured_directly = {row["activation"] for row in chosen["cpu"][1] if row["kernel"] == DIRECT}
+    lines = [
+        _Line(activation, is_direct)
+        for activation in published
+        for is_direct in ((False, True) if activation in measured_directly else (False,))
+    ]
+    headers = [("", "activation")]
+    columns = []
+    for column, (heading, device, passes) in _TIMED.items():
+        headers += [(heading, name) for name in ("paper", "ours", "difference")]
+        timed = [line.timed(chosen[device][1], passes) for line in lines]
+        columns.append(
+            [
+                _cells(row, passes, None if line.is_direct else published[line.activation][column], mark)
+                for line, row, mark in zip(lines, timed, _marks(lines, timed), strict=True)
+            ]
+        )
+    rows = tuple(
+        (Cell(line.label), *(cell for column in columns for cell in column[number]))
+        for number, line in enumerate(lines)
+    )
+    notes = [
+        "Times as long as Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
+        "rounds of the quotient within a round, and the range from the 20% to the 80% quantile. The paper's "
+        f"machine and torch are others ({paper.paper()['table1']['setup']}), so compare the order within a "
+        "column. Backward as in the paper: loss.backward() of a sum. The paper timed the formulas as they "
+        "are written, which here are the lines called direct.",
+        "Bold is the fastest and underlined the second among those of the form x g(x), as in the paper, only "
+        "where the 95% interval of the median quotient to the next in rank excludes 1.",
+    ]
+    notes += [
+        f"{'CPU' if device == 'cpu' else 'GPU'} rows: {sitting.path}; {sitting.sentence}"
+        for device, (sitting, _) in chosen.items()
+        if sitting is not None
+    ]
+    title = f"Table 1. {paper.paper()['table1']['caption']}"
+    tones: list[Tone] = ["ours" if line.activation.startswith(("iglu", "z")) else "" for line in lines]
+    return Table("table1", title, tuple(headers), rows, tuple(notes), tuple(tones))
+
+
+def _marks(lines: Sequence[_Line], timed: Sequence[Timing | None]) -> list[Mark]:
+    ranked = sorted(
+        (row["ratios"]["identity"]["median"], place, row)
+        for place, (line, row) in enumerate(zip(lines, timed, strict=True))
+        if row is not None and line.is_ranked
+    )
+    result: list[Mark] = [""] * len(lines)
+    names: tuple[Mark, ...] = ("best", "second")
+    for name, (_, place, faster), (_, _, slower) in zip(names, ranked, ranked[1:], strict=False):
+        if not quotient(faster, slower).high < 1:
+            break
+        result[place] = name
     return result
 
 
-def is_papers_setting(row: Row) -> bool:
-    """Whether a row belongs into Table 1, whose times are multiples of Identity's."""
-    return row["elements"] == 10_000 and row["dtype"] == "float32" and "identity" in row["ratios"]
+def _cells(row: Timing | None, passes: Sequence[str], printed: float | None, mark: Mark) -> tuple[Cell, ...]:
+    """Paper, ours, difference."""
+    if row is None:
+        return numbered(printed), NOT_RUN, NONE
+    ratio = row["ratios"]["identity"]
+    text = f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    note = "" if row["pass"] == passes[0] else f"{row['pass']}, for want of {passes[0]}"
+    gap = None if printed is None else ratio["median"] - printed
+    return numbered(printed), Cell(text, ratio["median"], mark, note), numbered(gap, 2, "+")
 
 
-def is_published(row: Row) -> bool:
-    """Whether the paper's number for the activation stands beside this row, not beside its direct form."""
-    return row["kernel"] in (TORCH, "auto") and row["activation"] in table1()
+# -- times -----------------------------------------------------------------------------------------
 
 
-def _beside_the_paper(rows: Sequence[Row]) -> Table:
-    found = {(row["activation"], row["kernel"], row["device"][:4], row["pass"]): row for row in rows}
-    has_gpu = any(row["device"].startswith("cuda") for row in rows)
-    headers = ["", "CPU\nforward\npaper", "\n\nours", "\nours,\nrecord.", "CPU\nbackward\npaper", "\n\nours"]
-    headers += ["\nours,\nof sum", "GPU\nforward\npaper", "\n\nours", "GPU\nbackward\npaper", "\n\nours"]
-    columns: list[str | tuple[str, str]] = [
-        "cpu_forward", ("cpu", "forward"), ("cpu", "recording"),
-        "cpu_backward", ("cpu", "backward"), ("cpu", "loss_backward"),
-        "gpu_forward", ("cuda", "forward"), "gpu_backward", ("cuda", "backward"),
-    ]  # fmt: skip
-    published = table1()
-    cells, styles = [], []
-    for (name, kernel), row in _lines(rows).items():
-        line = [row_label(row)]
-        for column in columns:
-            if isinstance(column, str):
-                line.append(f"{published[name][column]:.2f}" if is_published(row) else "")
-            elif column[0] == "cuda" and not has_gpu:
-                line.append(NOT_RUN)
-            else:
-                line.append(_ratio_text(found.get((name, kernel, column[0], column[1])), "identity"))
-        cells.append(line)
-        styles.append(_style(row))
-    caption = (
-        "Times as long as Identity, 10,000 elements, float32. The paper timed the direct formulas; its "
-        "machine and torch are others, so compare the order within a column. Backward: autograd's engine "
-        "alone, from a dense gradient; of sum: loss.backward(), as in the paper."
-    )
-    return Table("Table 1 of the paper, beside ours", headers, cells, styles, caption)
-
-
-def _times(rows: Sequence[Row], reference: str) -> list[Table]:
+def _times(rows: Sequence[Timing], reference: str) -> list[Table]:
     """Time and ratio: one column a pass for one size, else a table a pass with one column a size."""
     sizes = _distinct(rows, lambda row: row["elements"])
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
     if len(sizes) == 1:
         title = f"{sizes[0]:,} elements, {_where(rows[0])}"
-        return [_time_table(rows, title, "pass", passes, PASS_LABELS.get, reference)]
+        return [_time_table(rows, title, "pass", passes, PASS_LABELS.__getitem__, reference)]
     return [
         _time_table(
             [row for row in rows if row["pass"] == name],
@@ -191,11 +238,11 @@ def _times(rows: Sequence[Row], reference: str) -> list[Table]:
 
 
 def _time_table(
-    rows: Sequence[Row],
+    rows: Sequence[Timing],
     title: str,
     field: str,
     values: Sequence[Any],
-    name_of: Callable[[Any], str | None],
+    name_of: Callable[[Any], str],
     reference: str,
 ) -> Table:
     """One group of columns (time, spread, ratio) for each of the ``values`` of ``field``."""
@@ -203,47 +250,61 @@ def _time_table(
     units = {
         value: unit_for([row["seconds"]["median"] for row in rows if row[field] == value]) for value in values
     }
-    headers = [""]
+    headers = [("", "activation")]
     for value in values:
-        headers += [f"{name_of(value)}\n{units[value]}", "", f"x {_label(rows, reference)}"]
-    cells, styles = [], []
-    for (name, kernel), first in _lines(rows).items():
-        line = [row_label(first)]
+        headers += [(name_of(value), name) for name in (units[value], "±", f"x {_label(rows, reference)}")]
+    lines: list[tuple[Cell, ...]] = []
+    for key, first in _lines(rows).items():
+        line = [Cell(row_label(first))]
         for value in values:
-            row = found.get((name, kernel, value))
+            row = found.get((*key, value))
             if row is None:
-                line += [NOT_RUN, "", ""]
+                line += [NOT_RUN, NONE, NONE]
             else:
                 time = row["seconds"]["median"] / UNITS[units[value]]
-                line += [three_digits(time), _spread_text(row["seconds"]), _ratio_text(row, reference)]
-        cells.append(line)
-        styles.append(_style(first))
-    rounds = min(row["rounds"] for row in rows)
+                line += [
+                    Cell(three_digits(time), time),
+                    _spread_cell(row["seconds"]),
+                    _ratio_cell(row, reference),
+                ]
+        lines.append(tuple(line))
     caption = (
-        f"Median of {rounds} interleaved rounds ± half the distance between the 20% and 80% quantiles; "
-        "ratios are medians over rounds of the quotient within a round."
+        f"Median of {min(row['rounds'] for row in rows)} interleaved rounds ± half the distance between the "
+        "20% and 80% quantiles; ratios are medians over rounds of the quotient within a round."
     )
-    return Table(title, headers, cells, styles, caption)
+    tones = tuple(map(_tone, _lines(rows).values()))
+    return Table(f"times-{field}", title, tuple(headers), tuple(lines), (caption,), tones)
 
 
-def _label(rows: Sequence[Row], name: str) -> str:
+def _label(rows: Sequence[Timing], name: str) -> str:
     return next((str(row["label"]) for row in rows if row["activation"] == name), name)
 
 
-def _ours_against(rows: Sequence[Row], reference: str) -> Table:
+def _ours_against(rows: Sequence[Timing], reference: str) -> Table:
     """Our rows as multiples of one other row: a line for each pass, a column for each size."""
     mine = [row for row in rows if row["is_ours"] and reference in row["ratios"]]
     sizes = _distinct(mine, lambda row: row["elements"])
     found = {(row["activation"], row["kernel"], row["pass"], row["elements"]): row for row in mine}
-    cells = [
-        [row_label(first), PASS_LABELS[name]]
-        + [_ratio_text(found.get((*key, name, size)), reference) for size in sizes]
+    lines = [
+        (
+            Cell(row_label(first)),
+            Cell(PASS_LABELS[name]),
+            *(_ratio_cell(found.get((*key, name, size)), reference) for size in sizes),
+        )
         for key, first in _lines(mine).items()
         for name in PASSES
         if any(row["pass"] == name for row in mine)
     ]
     title = f"Times as long as {_label(rows, reference)}, {_where(rows[0])}"
-    return Table(title, ["", "", *map(size_text, sizes)], cells, ["bold cyan"] * len(cells))
+    headers = tuple(("", name) for name in ("activation", "pass", *map(size_text, sizes)))
+    return Table(
+        f"against-{reference}",
+        title,
+        headers,
+        tuple(lines),
+        (),
+        tuple(_tone(row) for row in mine[: len(lines)]),
+    )
 
 
 def not_run_lines(entries: Iterable[dict[str, str]]) -> list[str]:
@@ -260,50 +321,44 @@ def not_run_lines(entries: Iterable[dict[str, str]]) -> list[str]:
     return lines
 
 
-def _training(rows: Sequence[Row]) -> Table:
+# -- training steps --------------------------------------------------------------------------------
+
+
+def step_tables(sitting: Sitting) -> list[Table]:
+    """One for each model, device and number of threads."""
+    steps = [row for row in sitting.rows if row["kind"] == "training"]
+    keys = _distinct(steps, lambda row: (row["model"], row["device"], row["threads"]))
+    groups = [[row for row in steps if (row["model"], row["device"], row["threads"]) == key] for key in keys]
+    return [_steps(sitting, group) for group in groups]
+
+
+def _steps(sitting: Sitting, rows: Sequence[Timing]) -> Table:
     first = rows[0]
     references = _distinct((name for row in rows for name in row["ratios"] if name != "direct"), str)
     labels = {row["activation"]: row["label"] for row in rows}
-    headers = ["", f"{first['unit']}/s", "", *(f"time x\n{labels[name]}" for name in references)]
-    headers += ["time x\ndirect", "kept\nMB", "peak\nMB"]
-    cells = [
-        [
-            row_label(row),
-            f"{row['items_a_second']['median']:,.0f}",
-            _spread_text(row["items_a_second"]),
-            *(_ratio_text(row, name) for name in [*references, "direct"]),
-            f"{row['kept_bytes'] / 1e6:.0f}",
-            f"{row['peak_bytes'] / 1e6:.0f}",
-        ]
+    names = ["activation", f"{first['unit']}/s", "±"]
+    names += [f"time x {labels.get(name, name)}" for name in references]
+    lines = tuple(
+        (
+            Cell(row_label(row)),
+            numbered(row["items_a_second"]["median"], 0),
+            _spread_cell(row["items_a_second"]),
+            *(_ratio_cell(row, name) for name in [*references, "direct"]),
+            numbered(row["kept_bytes"] / 1e6, 0),
+            numbered(row["peak_bytes"] / 1e6, 0),
+        )
         for row in rows
-    ]
-    title = f"One training step: {first['model_label']}, {_where(first)}"
+    )
     caption = (
         f"Forward, backward, clipping, AdamW; median of {min(row['rounds'] for row in rows)} interleaved "
         "rounds. Kept: tensors saved for the backward pass. Peak: the most that tensors made during the step "
         "held at a time, by the allocator's count, so without parameters and optimizer state."
     )
-    return Table(title, headers, cells, [_style(row) for row in rows], caption)
-
-
-def find_section(path: Path, section: str) -> re.Match[str]:
-    """The part of a Markdown file from ``<!-- bench:section -->`` to ``<!-- /bench:section -->``."""
-    if not path.is_file():
-        raise ValueError(f"--markdown must name a file to fill in, got {path}, which is none")
-    begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
-    document = path.read_text(encoding="utf-8")
-    found = re.search(f"({re.escape(begin)}).*?({re.escape(end)})", document, re.DOTALL)
-    if found is None:
-        known = ", ".join(re.findall(r"<!-- bench:(\S+) -->", document)) or "none"
-        raise ValueError(
-            f"{path} has no section {section!r}, from {begin} to {end}. Sections there: {known}."
-        )
-    return found
-
-
-def fill_section(path: Path, section: str, text: str) -> None:
-    """Replace what is between the two marks."""
-    found = find_section(path, section)
-    document = found.string
-    filled = f"{found[1]}\n{text.strip()}\n{found[2]}"
-    path.write_text(document[: found.start()] + filled + document[found.end() :], encoding="utf-8")
+    return Table(
+        f"steps-{first['model']}",
+        f"One training step: {first['model_label']}, {_where(first)}",
+        tuple(("", name) for name in (*names, "time x direct", "kept MB", "peak MB")),
+        lines,
+        (caption, f"{sitting.path}; {sitting.sentence}"),
+        tuple(map(_tone, rows)),
+    )

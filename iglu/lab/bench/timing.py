@@ -60,18 +60,10 @@ class Setting:
         return f"{self.elements:,} elements, {where(self.dtype, self.device, self.threads)}"
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Of one figure over rounds: the median, and the 20% and 80% quantiles."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = np.quantile(values, (0.2, 0.5, 0.8)).tolist()
-        return cls(median, low, high)
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median over rounds, and the 20% and 80% quantiles, as they are written down."""
+    low, median, high = np.quantile(values, (0.2, 0.5, 0.8)).tolist()
+    return {"median": median, "low": low, "high": high}
 
 
 @dataclass
@@ -80,13 +72,10 @@ class Rounds:
 
     seconds: dict[Any, list[float]] = field(default_factory=dict)
 
-    def spread(self, key: Any) -> Spread:
-        return Spread.of(self.seconds[key])
-
-    def ratio(self, key: Any, reference: Any) -> Spread:
+    def ratio(self, key: Any, reference: Any) -> dict[str, float]:
         """How many times as long as the reference, round by round."""
         pairs = zip(self.seconds[key], self.seconds[reference], strict=False)  # the last may be cut short
-        return Spread.of([mine / other for mine, other in pairs])
+        return spread([mine / other for mine, other in pairs])
 
 
 def interleave(
@@ -249,7 +238,7 @@ def rows_of(
     for subject in subjects:
         if subject not in rounds.seconds:
             continue
-        ratios = {name: asdict(rounds.ratio(subject, first[name])) for name in against if name in first}
+        ratios = {name: rounds.ratio(subject, first[name]) for name in against if name in first}
         rows.append(
             {
                 "kind": "operation",
@@ -264,7 +253,7 @@ def rows_of(
                 "pass": pass_name,
                 "rounds": len(rounds.seconds[subject]),
                 "calls_a_round": calls[subject],
-                "seconds": asdict(rounds.spread(subject)),
+                "seconds": spread(rounds.seconds[subject]),
                 "ratios": ratios,
                 "seconds_by_round": rounds.seconds[subject],
             }

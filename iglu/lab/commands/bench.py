@@ -1,32 +1,33 @@
-"""The command: flags, what is run in which order, and what is written when it ends, also by Ctrl-C."""
+"""``iglu bench``: flags, what is run in which order, and what is written when it ends, also by Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import os
+import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 import iglu
-from iglu.lab.bench import steps as training
-from iglu.lab.bench import timing
+from iglu.lab.bench import pictures, steps, timing
+from iglu.lab.bench.sittings import Sitting, refuse_to_replace
 from iglu.lab.bench.subjects import COMPARISONS, Subject, subjects
-from iglu.lab.bench.tables import fill_section, find_section, not_run_lines, tables_of
+from iglu.lab.bench.tables import not_run_lines, tables_of
 from iglu.lab.bench.timing import Inputs, Rounds, Setting
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.cli import INTERRUPTED
+from iglu.lab.console import Terminal
+from iglu.lab.mistakes import MistakeError, as_mistakes, check_writable
+from iglu.lab.results.tables import markdown, terminal
 from iglu.lab.runs import provenance
+from iglu.lab.runs.storage import write_atomically
 from iglu.zoo import ZOO, parse
 
 # The activations one would train a network with, unless told otherwise.
@@ -34,7 +35,7 @@ TRAINED = ("iglu", "iglu_approx", "relu", "gelu", "silu", "hardswish", "mish")
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchFlags:
     """Time activations, forward and backward, as the paper's Table 1 does, or in a training step."""
 
     activations: tuple[str, ...] = ()
@@ -75,8 +76,9 @@ class Bench:
     """With --train: which."""
     warm_heap: bool = True
     """Keep freed blocks of memory for the next call, as a long training run would."""
-    out: Path = Path("runs/bench")
-    """Folder for bench.json (or train.json) and the pictures."""
+    out: Path | None = None
+    """Folder for bench.json (or train.json) and the pictures, none there yet; by default one of its own below
+    runs/bench, named after the time."""
     pictures: bool = True
     """Draw them."""
     markdown: Path | None = None
@@ -85,9 +87,10 @@ class Bench:
     """Which section of it, between <!-- bench:NAME --> and <!-- /bench:NAME -->."""
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be run, before anything is."""
-        for name in (*self.activations, *(each for each in self.against if each not in COMPARISONS)):
-            parse(name)  # raises with a suggestion
+        """Refuse what cannot be run, before anything is."""
+        with as_mistakes():
+            for name in (*self.activations, *(each for each in self.against if each not in COMPARISONS)):
+                parse(name)  # raises with a suggestion
         for size in self.sizes:
             elements(size)
         for flag in ("rounds", "iterations"):
@@ -95,8 +98,18 @@ class Bench:
                 raise MistakeError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
         if any(count < 1 for count in self.threads):
             raise MistakeError(f"--threads must be at least 1, got {min(self.threads)}")
+        for device in self.devices:
+            _check_device(device)
         if self.markdown is not None:
             find_section(self.markdown, self.section)  # now, not after an hour of measuring
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise MistakeError(f"--devices {name}: there is none here ({reason})") from error
 
 
 def elements(text: str) -> int:
@@ -112,51 +125,17 @@ def elements(text: str) -> int:
     return int(digits) * factor
 
 
-@dataclass
-class Record:
-    """What has been measured so far; written again whenever something is added."""
-
-    path: Path
-    heading: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    not_run: list[dict[str, str]] = field(default_factory=list)
-    interrupted: bool = False
-
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        self.rows += rows
-        self.write()
-
-    def skip(self, what: str, where: str, why: object) -> None:
-        reason = str(why).strip().partition("\n")[0] or type(why).__name__
-        entry = {"what": what, "where": where, "why": reason}
-        if entry not in self.not_run:
-            self.not_run.append(entry)
-
-    def write(self) -> None:
-        """All or nothing: a reader never sees half a file."""
-        body = {
-            **self.heading, "interrupted": self.interrupted, "not_run": self.not_run, "rows": self.rows,
-        }  # fmt: skip
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
-
-
 Tick = Callable[[str], None]
 
 
-def _devices(flags: Bench, record: Record) -> list[str]:
-    found = []
-    for device in flags.devices or ("cpu", "cuda"):
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            record.skip(device, "", "torch finds no CUDA device")
-        else:
-            found.append(device)
-    return found
+def _devices(flags: BenchFlags, record: Sitting) -> list[str]:
+    if not flags.devices and not torch.cuda.is_available():
+        record.skip("cuda", "", "torch finds no CUDA device")
+        return ["cpu"]
+    return list(flags.devices or ("cpu", "cuda"))
 
 
-def _operation_settings(flags: Bench, record: Record) -> list[Setting]:
+def _operation_settings(flags: BenchFlags, record: Sitting) -> list[Setting]:
     return [
         Setting(device, dtype, threads, elements(size))
         for device in _devices(flags, record)
@@ -166,7 +145,7 @@ def _operation_settings(flags: Bench, record: Record) -> list[Setting]:
     ]
 
 
-def _subjects_of(flags: Bench, setting: Setting) -> list[Subject]:
+def _subjects_of(flags: BenchFlags, setting: Setting) -> list[Subject]:
     names = list(flags.activations or ZOO)
     extra = [name for name in dict.fromkeys(flags.against) if name in ZOO and name not in names]
     if "gelu_tanh" in flags.against and "gelu" not in names + extra:
@@ -177,7 +156,7 @@ def _subjects_of(flags: Bench, setting: Setting) -> list[Subject]:
     )  # fmt: skip
 
 
-def run_operations(flags: Bench, record: Record, tick: Tick, settings: Sequence[Setting]) -> None:
+def run_operations(flags: BenchFlags, record: Sitting, tick: Tick, settings: Sequence[Setting]) -> None:
     for setting in settings:
         inputs = Inputs.make(setting)
         for pass_name in flags.passes:
@@ -208,32 +187,32 @@ def run_operations(flags: Bench, record: Record, tick: Tick, settings: Sequence[
                     )
 
 
-def run_training(flags: Bench, record: Record, tick: Tick) -> None:
+def run_training(flags: BenchFlags, record: Sitting, tick: Tick) -> None:
     names = list(flags.activations or TRAINED)
     names += [name for name in flags.against if name in ZOO and name != "identity" and name not in names]
     for device in _devices(flags, record):
         for threads in (flags.threads or (torch.get_num_threads(),)) if device == "cpu" else (1,):
             for model in flags.models:
-                workload = training.WORKLOADS[model]()
+                workload = steps.WORKLOADS[model]()
                 _train(workload, names, flags, record, tick, device, threads)
 
 
 def _train(
-    workload: training.Workload,
+    workload: steps.Workload,
     names: Sequence[str],
-    flags: Bench,
-    record: Record,
+    flags: BenchFlags,
+    record: Sitting,
     tick: Tick,
     device: str,
     threads: int,
 ) -> None:
     memory, blocks, calls = {}, {}, {}
-    for contender in training.contenders(names, flags.backends, flags.direct):
+    for contender in steps.contenders(names, flags.backends, flags.direct):
         tick(f"{workload.label}: memory")
         try:
-            step = training.TrainingStep(workload, contender, device)
+            step = steps.TrainingStep(workload, contender, device)
             step()  # the state of the optimizer is there from now on
-            memory[contender] = (training.kept_bytes(step), training.peak_bytes(step))
+            memory[contender] = (steps.kept_bytes(step), steps.peak_bytes(step))
         except Exception as error:
             record.skip(f"{contender.label}, {contender.kernel}", workload.label, error)
             continue
@@ -243,11 +222,11 @@ def _train(
         for _ in timing.interleave(blocks, calls, flags.rounds, rounds):
             tick(workload.label)
     finally:
-        record.add(training.rows_of(rounds, memory, workload, device, threads, flags.against))
+        record.add(steps.rows_of(rounds, memory, workload, device, threads, flags.against))
 
 
 @contextlib.contextmanager
-def _progress(console: Console, total: int) -> Iterator[Tick]:
+def _progress(console: Terminal, total: int) -> Iterator[Tick]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -260,19 +239,24 @@ def _progress(console: Console, total: int) -> Iterator[Tick]:
         yield tick
 
 
-def run(flags: Bench, command: Sequence[str], console: Console) -> Record:
-    """Measure everything the flags ask for; stopped by Ctrl-C, the record holds what there is."""
+def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting:
+    """Measure everything the flags ask for; stopped by Ctrl-C, the sitting holds what there is."""
+    stamp = provenance.collect()
+    folder = flags.out or Path("runs/bench") / stamp.date.partition("+")[0].replace(":", "-")
+    path = folder / ("train.json" if flags.train else "bench.json")
+    refuse_to_replace(path)
+    check_writable(folder)
     heading = {
         "command": shlex.join(["iglu", "bench", *command]),
-        "provenance": provenance.collect().as_dict(),
+        "provenance": stamp.as_dict(),
         "flags": json.loads(json.dumps(dataclasses.asdict(flags), default=str)),
     }
-    record = Record(flags.out / ("train.json" if flags.train else "bench.json"), heading)
+    record = Sitting(path, heading)
     with timing.warm_heap(flags.warm_heap) as is_warm:
         heading["warm_heap"] = is_warm
         try:
             if flags.train:
-                count = len(training.contenders(flags.activations or TRAINED, flags.backends, flags.direct))
+                count = len(steps.contenders(flags.activations or TRAINED, flags.backends, flags.direct))
                 total = count * (flags.rounds + 1) * len(flags.models)
                 with _progress(console, total) as tick:
                     run_training(flags, record, tick)
@@ -287,45 +271,61 @@ def run(flags: Bench, command: Sequence[str], console: Console) -> Record:
     return record
 
 
-def show(record: Record, flags: Bench, console: Console) -> None:
+def show(record: Sitting, flags: BenchFlags, console: Terminal) -> None:
     """Print the tables, draw the pictures, fill the Markdown."""
-    found = provenance.Provenance(**record.heading["provenance"])
-    shown = tables_of(record.rows, flags.against)
+    shown = tables_of(record, flags.against)
     for table in shown:
-        console.print(table.to_rich())
+        console.print(terminal(table))
         console.print()
     not_run = not_run_lines(record.not_run)
     for line in not_run:
-        console.print(Text(f"Not run: {line}"))
-    console.print(f"[dim]{found.sentence()}[/]", highlight=False)
+        console.say(f"Not run: {line}")
+    console.say(record.sentence, "dim")
     if record.interrupted:
-        console.print("Interrupted: the tables hold what was measured until then.")
+        console.say("Interrupted: the tables hold what was measured until then.")
     written = [record.path]
     if flags.pictures and record.rows:
-        from iglu.lab.bench import pictures
-
-        written += pictures.draw(record.rows, flags.out)
+        written += pictures.draw(record.rows, record.path.parent)
     if flags.markdown is not None:
         skipped = "".join(f"Not run: {line}.\n\n" for line in not_run)
-        text = "\n".join(table.to_markdown() for table in shown)
-        text = f"`{record.heading['command']}`\n\n{text}\n{skipped}\n{found.sentence()}."
+        text = "\n".join(map(markdown, shown))
+        text = f"`{record.heading['command']}`\n\n{text}\n{skipped}\n{record.sentence}."
         fill_section(flags.markdown, flags.section, text)
         written.append(flags.markdown)
     for path in written:
-        console.print(f"[dim]wrote[/] {path}", highlight=False)
+        console.say(f"wrote {path}", "dim")
+    console.say(f"Beside the paper, with figures and a page: iglu report {record.path.parent}", "dim")
+
+
+def find_section(path: Path, section: str) -> re.Match[str]:
+    """The part of a Markdown file from ``<!-- bench:section -->`` to ``<!-- /bench:section -->``."""
+    if not path.is_file():
+        raise MistakeError(f"--markdown must name a file to fill in, got {path}, which is none")
+    begin, end = f"<!-- bench:{section} -->", f"<!-- /bench:{section} -->"
+    document = path.read_text(encoding="utf-8")
+    found = re.search(f"({re.escape(begin)}).*?({re.escape(end)})", document, re.DOTALL)
+    if found is None:
+        known = ", ".join(re.findall(r"<!-- bench:(\S+) -->", document)) or "none"
+        raise MistakeError(
+            f"{path} has no section {section!r}, from {begin} to {end}. Sections there: {known}."
+        )
+    return found
+
+
+def fill_section(path: Path, section: str, text: str) -> None:
+    """Replace what is between the two marks."""
+    found = find_section(path, section)
+    document = found.string
+    filled = f"{found[1]}\n{text.strip()}\n{found[2]}"
+    with write_atomically(path) as file:
+        file.write((document[: found.start()] + filled + document[found.end() :]).encode())
 
 
 def main(argv: list[str]) -> int:
-    """Run ``iglu bench``; 2 for a mistake in the flags, 130 after Ctrl-C."""
-    flags = tyro.cli(Bench, args=argv, prog="iglu bench")
-    try:
-        flags.check()
-    except ValueError as error:
-        print(f"iglu bench: {error}", file=sys.stderr)
-        return 2
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # a file or a pipe has no width to keep to
+    """Run ``iglu bench``; 130 after Ctrl-C."""
+    flags = tyro.cli(BenchFlags, args=argv, prog="iglu bench")
+    flags.check()
+    console = Terminal()
     record = run(flags, argv, console)
     show(record, flags, console)
-    return 130 if record.interrupted else 0
+    return INTERRUPTED if record.interrupted else 0

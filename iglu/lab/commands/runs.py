@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
+from iglu.lab.console import Terminal
 from iglu.lab.fields import chooser
 from iglu.lab.mistakes import MistakeError
-from iglu.lab.results.comparison import Summary, summarise
-from iglu.lab.results.shown import run_row, runs_table, show_summary
-from iglu.lab.results.statistics import Estimate
-from iglu.lab.runs.folder import Run
+from iglu.lab.results.comparison import Summary, setting_label, summarise, summary_row, summary_tables
+from iglu.lab.results.tables import Cell, Table, csv_lines, numbered, terminal
+from iglu.lab.runs.folder import STATUSES, Run
 from iglu.lab.runs.record import read_runs, record
 
 
 @dataclass(frozen=True)
-class Flags:
+class RunsFlags:
     """List, filter and compare the runs of a folder."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|FILE.jsonl")]
@@ -45,17 +43,10 @@ class Flags:
     """Also add those that are done to this file, a run a line, without their checkpoints."""
 
 
-STATUSES = ("finished", "stopped", "diverged", "unfinished")
-
-
 def main(argv: list[str]) -> int:
-    """Run ``iglu runs``; 2 if there is nothing to show."""
-    flags = tyro.cli(Flags, args=argv, prog="iglu runs")
-    try:
-        runs, complaints = _chosen(flags)
-    except ValueError as error:
-        print(f"iglu runs: {error}", file=sys.stderr)
-        return 2
+    """Run ``iglu runs``."""
+    flags = tyro.cli(RunsFlags, args=argv, prog="iglu runs")
+    runs, complaints = _chosen(flags)
     rows = summarise(runs, flags.metric)
     if flags.json:
         body = {
@@ -65,9 +56,8 @@ def main(argv: list[str]) -> int:
         }
         print(json.dumps(body, indent=1))
     elif flags.csv:
-        writer = csv.DictWriter(sys.stdout, list(run_row(runs[0])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(run_row, runs))
+        listed = [run_row(run) for run in runs]
+        print(csv_lines([listed[0], *(row.values() for row in listed)]), end="")
     else:
         _show(runs, rows, flags)
     for complaint in complaints:
@@ -78,7 +68,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _chosen(flags: Flags) -> tuple[list[Run], list[str]]:
+def _chosen(flags: RunsFlags) -> tuple[list[Run], list[str]]:
     if not flags.folder.exists():
         raise MistakeError(f"There is no folder or file {flags.folder}")
     runs, complaints = read_runs(flags.folder)
@@ -96,29 +86,65 @@ def _chosen(flags: Flags) -> tuple[list[Run], list[str]]:
     return chosen, complaints
 
 
-def _show(runs: list[Run], rows: list[Summary], flags: Flags) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)  # a file or a pipe has no width to keep to
+def _show(runs: Sequence[Run], rows: Sequence[Summary], flags: RunsFlags) -> None:
+    console = Terminal()
     if not flags.summary:
-        console.print(runs_table(runs))
-    show_summary(rows, console)
+        console.print(terminal(runs_table(runs)))
+    for table in summary_tables(rows):
+        console.print(terminal(table))
     if flags.metric is not None and not rows:
         metrics = sorted({name for run in runs if run.history for name in run.last})
-        console.print(f"No finished run has {flags.metric!r}. There are: {', '.join(metrics)}.")
+        console.say(f"No finished run has {flags.metric!r}. There are: {', '.join(metrics)}.")
     for run in runs:
         if run.status == "diverged":
-            console.print(f"diverged: {run.folder.name}: {run.message}", markup=False, soft_wrap=True)
+            console.say(f"diverged: {run.name}: {run.message}")
     left = sum(not run.is_whole and run.status != "diverged" for run in runs)
     if left:
-        console.print(f"{left} of {len(runs)} runs have epochs to go and are in no mean.")
+        console.say(f"{left} of {len(runs)} runs have epochs to go and are in no mean.")
+    console.say(f"Beside the paper, with figures and a page: iglu report {flags.folder}", "dim")
 
 
-def summary_row(row: Summary) -> dict[str, Any]:
-    """For JSON, which knows no infinity: what one seed leaves open is null."""
-    differences = {name: _bounded(difference) for name, difference in row.differences.items()}
-    return {**row._asdict(), "mean": _bounded(row.mean), "differences": differences}
+def runs_table(runs: Sequence[Run]) -> Table:
+    names = ("status", "recipe", "activation", "seed", "epochs", "last", "best*", "in", "hours")
+    rows = []
+    for run in runs:
+        unit = "" if run.metric == "perplexity" else "%"
+        shown = [Cell(), Cell(), Cell()]
+        if run.evaluated:
+            last, best = run.last[run.metric], run.best[run.metric]
+            epoch = run.best["epoch"]
+            shown = [
+                Cell(f"{last:.2f}{unit}", last),
+                Cell(f"{best:.2f}{unit}", best),
+                Cell(str(epoch), epoch),
+            ]
+        recipe = run.recipe
+        words = (Cell(run.status), Cell(setting_label(recipe)), Cell(recipe.activation))
+        done = Cell(f"{len(run.history)}/{recipe.last_epoch}", len(run.history))
+        hours = numbered(run.seconds / 3600, 2)
+        rows.append((*words, Cell(str(recipe.seed), recipe.seed), done, *shown, hours))
+    return Table(
+        "runs", f"{len(runs)} runs", tuple(("", name) for name in names), tuple(rows),
+        ("best*: chosen on the test set itself, so flattering",),
+        tuple("" if run.status == "finished" else "quiet" for run in runs),
+    )  # fmt: skip
 
 
-def _bounded(found: Estimate) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in found._asdict().items()}
+def run_row(run: Run) -> dict[str, Any]:
+    """A run as one flat row for JSON and CSV; what it has not got yet is None."""
+    recipe, has_epochs = run.recipe, bool(run.evaluated)
+    return {
+        "status": run.status,
+        "recipe": setting_label(recipe),
+        "activation": recipe.activation,
+        "seed": recipe.seed,
+        "epochs": len(run.history),
+        "of": recipe.last_epoch,
+        "metric": run.metric if has_epochs else None,
+        "last": run.last[run.metric] if has_epochs else None,
+        "best_on_test_set": run.best[run.metric] if has_epochs else None,
+        "best_epoch": run.best["epoch"] if has_epochs else None,
+        "seconds": round(run.seconds, 1),
+        "folder": str(run.folder),
+        "message": run.message,
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,32 +12,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
+from iglu.lab.cli import DONE, FAILED, INTERRUPTED
+from iglu.lab.console import Terminal
 from iglu.lab.fields import chooser, read_field
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.mistakes import MistakeError, check_writable
 from iglu.lab.recipes import Recipe
-from iglu.lab.results.comparison import setting_label, summarise
-from iglu.lab.results.shown import show_summary
+from iglu.lab.results.comparison import setting_label, summarise, summary_tables
+from iglu.lab.results.tables import NONE, Cell, Table, terminal
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.record import read_runs
-from iglu.lab.sweep.cell import Outcome, Watcher, missing_data
 from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.estimate import UNKNOWN, durations, in_words, wall_seconds
 from iglu.lab.sweep.grid import Grid, Survey, read_grid, survey
 from iglu.lab.sweep.local import run_local
+from iglu.lab.sweep.work import Outcome, Watcher, missing_data
 from iglu.lab.training.progress import StopOnSignal
 
-# What a script may tell apart.  Diverging is a result, not a failure.
-DONE, FAILED, MISTAKE, TIME_IS_UP, INTERRUPTED = 0, 1, 2, 3, 130
+TIME_IS_UP = 3  # beside those of every command; diverging is a result, not a failure
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Run every cell of a table of the paper, or of a file, that is not done yet.
+class SweepFlags:
+    """Run every run of a table of the paper, or of a file, that is not done yet.
 
-    The status is 0 when every cell is done, 1 if some failed, 2 for a mistake in the flags, 3 when the time
+    The status is 0 when every run is done, 1 if some failed, 2 for a mistake in the flags, 3 when the time
     was up and 130 after Ctrl-C.  The same command goes on, also with more seeds or activations."""
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FILE.toml")]
@@ -48,34 +46,34 @@ class Flags:
     epochs: int | None = None
     """The length of every run's schedule; by default the recipe's."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
-    """Some of the cells: activations (iglu stands for every sigma, iglu:0.5 for one), names of recipes, or
+    """Some of the runs: activations (iglu stands for every sigma, iglu:0.5 for one), names of recipes, or
     field=value (ratio=100, norm=false).  Words of one kind are alternatives; kinds narrow each other down."""
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE ...")] = ()
     """Change any other field of the recipes; iglu train RECIPE --help lists them."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder with the data; otherwise IGLU_DATA, or the cache, into which CIFAR is fetched."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
-    """Folder in which each cell gets a folder of its own."""
+    """Folder in which each run gets a folder of its own."""
     jobs: int = 1
-    """Cells at a time on this machine."""
+    """Runs at a time on this machine."""
     threads: int | None = None
-    """CPU threads of a cell, by default 1 or as the file says; they decide the last digits of its numbers."""
+    """CPU threads of a run, by default 1 or as the file says; they decide the last digits of its numbers."""
     tails: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Every N epochs, and after the last, add the tail index of each layer to the metrics."""
     time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
-    """Stop after this time: each running cell at a checkpoint, once the step it is at is done."""
+    """Stop after this time: each running run at a checkpoint, once the step it is at is done."""
     known: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR|FILE.jsonl ...")] = ()
     """Runs that are done there are not repeated: a sweep that was begun on another machine goes on here."""
     dry_run: bool = False
-    """List the cells and the time they would take, and stop there."""
+    """List the runs and the time they would take, and stop there."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Run on a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT (extra ray)."""
     cpus: float | None = None
-    """On Ray, CPUs a cell; by default its threads."""
+    """On Ray, CPUs a run; by default its threads."""
     gpus: float = 0.0
-    """On Ray, GPUs a cell; 0.25 puts four cells on one."""
+    """On Ray, GPUs a run; 0.25 puts four runs on one."""
     retries: int = 3
-    """On Ray, how often a cell is begun again when its worker or its node dies."""
+    """On Ray, how often a run is begun again when its worker or its node dies."""
 
 
 @dataclass
@@ -96,19 +94,11 @@ class Clock:
 
 def main(argv: list[str]) -> int:
     """Run ``iglu sweep``; what its status means is in its help."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)  # a file or a pipe has no width to keep to
-    try:
-        flags = tyro.cli(Flags, args=argv, prog="iglu sweep")
-        limit = None if flags.time_limit is None else read_time(flags.time_limit)
-        cells = chosen_cells(flags)
-        # A signal is waited for from here on: the estimate may take a while.
-        with StopOnSignal().installed() as signal:
-            return _sweep(cells, flags, Clock(limit, signal), console)
-    except (ValueError, ImportError, ConnectionError) as error:
-        print(f"iglu sweep: {error}", file=sys.stderr)
-        return MISTAKE
+    flags = tyro.cli(SweepFlags, args=argv, prog="iglu sweep")
+    limit = None if flags.time_limit is None else read_time(flags.time_limit)
+    recipes = chosen_runs(flags)
+    with StopOnSignal().installed() as signal:
+        return _sweep(recipes, flags, Clock(limit, signal), Terminal())
 
 
 def read_time(text: str) -> float:
@@ -122,8 +112,8 @@ def read_time(text: str) -> float:
     return sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True))
 
 
-def chosen_cells(flags: Flags) -> list[Recipe]:
-    """The cells that the flags mean."""
+def chosen_runs(flags: SweepFlags) -> list[Recipe]:
+    """The runs that the flags mean."""
     for name, value, least in (
         ("jobs", flags.jobs, 1),
         ("retries", flags.retries, 0),
@@ -131,32 +121,35 @@ def chosen_cells(flags: Flags) -> list[Recipe]:
     ):
         if value < least:
             raise MistakeError(f"--{name} must be at least {least}, got {value}")
+    if flags.data is not None and not flags.data.expanduser().is_dir():
+        raise MistakeError(f"--data {flags.data} is not a folder")
+    check_writable(flags.out)
     changes: dict[str, Any] = dict(map(read_field, flags.set))
     given = {"epochs": flags.epochs, "threads": flags.threads, "tails": flags.tails}
     changes |= {name: value for name, value in given.items() if value is not None}
     grid: Grid = read_grid(flags.target, flags.seeds, changes)
-    is_meant = chooser(flags.only, grid.cells)
-    return [cell for cell in grid.cells if is_meant(cell)]
+    is_meant = chooser(flags.only, grid.runs)
+    return [recipe for recipe in grid.runs if is_meant(recipe)]
 
 
-def _sweep(cells: Sequence[Recipe], flags: Flags, clock: Clock, console: Console) -> int:
+def _sweep(recipes: Sequence[Recipe], flags: SweepFlags, clock: Clock, console: Terminal) -> int:
     elsewhere = _known(flags)
-    found = survey(cells, flags.out, elsewhere)
+    found = survey(recipes, flags.out, elsewhere)
     for complaint in found.complaints:
-        console.print(f"{complaint}", markup=False, soft_wrap=True)
+        console.say(complaint)
     here, _ = read_runs(flags.out) if flags.out.is_dir() else ([], [])
     times = durations(found.left, [*here, *elsewhere], found.begun)
-    _show_plan(cells, found, times, flags, console)
+    _show_plan(recipes, found, times, flags, console)
     if flags.dry_run:
         return DONE
     outcomes: list[Outcome] = []
     if found.left and not clock.is_stop_wanted():
         with Lines(console, len(found.left)) as lines:
             outcomes = _run(found.left, flags, clock.is_stop_wanted, lines)
-    return _conclude(cells, outcomes, flags, clock, console)
+    return _conclude(recipes, outcomes, flags, clock, console)
 
 
-def _known(flags: Flags) -> list[Run]:
+def _known(flags: SweepFlags) -> list[Run]:
     runs = []
     for place in flags.known:
         if not place.exists():
@@ -169,22 +162,22 @@ def _known(flags: Flags) -> list[Run]:
 
 
 def _run(
-    cells: Sequence[Recipe], flags: Flags, is_stop_wanted: Callable[[], bool], lines: Watcher
+    recipes: Sequence[Recipe], flags: SweepFlags, is_stop_wanted: Callable[[], bool], lines: Watcher
 ) -> list[Outcome]:
     if flags.ray is not None:
         from iglu.lab.sweep.cluster import run_on_ray
 
         return run_on_ray(
-            cells, address=flags.ray, data=flags.data, out=flags.out, watcher=lines,
+            recipes, address=flags.ray, data=flags.data, out=flags.out, watcher=lines,
             cpus=flags.cpus, gpus=flags.gpus, retries=flags.retries, is_stop_wanted=is_stop_wanted,
         )  # fmt: skip
-    without_data = missing_data(cells, flags.data)
+    without_data = missing_data(recipes, flags.data)
     for outcome in without_data:
         lines.ended(outcome)
     hopeless = {outcome.recipe for outcome in without_data}
     return without_data + run_local(
-        [cell for cell in cells if cell not in hopeless], data=flags.data, out=flags.out, jobs=flags.jobs,
-        watcher=lines, is_stop_wanted=is_stop_wanted,
+        [recipe for recipe in recipes if recipe not in hopeless], data=flags.data, out=flags.out,
+        jobs=flags.jobs, watcher=lines, is_stop_wanted=is_stop_wanted,
     )  # fmt: skip
 
 
@@ -192,36 +185,33 @@ def _run(
 
 
 def _show_plan(
-    cells: Sequence[Recipe], found: Survey, times: dict[Recipe, float], flags: Flags, console: Console
+    recipes: Sequence[Recipe], found: Survey, times: dict[Recipe, float], flags: SweepFlags, console: Terminal
 ) -> None:
-    table = Table("recipe", title=f"{flags.target}: {len(cells)} cells", title_justify="left")
-    for title in ("activations", "seeds", "epochs", "done", "to go", "time each", "together"):
-        table.add_column(title, justify="right")
     left = set(found.left)
-    for label in dict.fromkeys(map(setting_label, cells)):
-        mine = [cell for cell in cells if setting_label(cell) == label]
-        to_go = [times[cell] for cell in mine if cell in left]
+    rows = []
+    for label in dict.fromkeys(map(setting_label, recipes)):
+        mine = [recipe for recipe in recipes if setting_label(recipe) == label]
+        to_go = [times[recipe] for recipe in mine if recipe in left]
+        counts = (
+            len({recipe.activation for recipe in mine}), len({recipe.seed for recipe in mine}),
+            mine[0].last_epoch, len(mine) - len(to_go), len(to_go),
+        )  # fmt: skip
         total = math.fsum(to_go)
-        table.add_row(
-            label,
-            str(len({cell.activation for cell in mine})),
-            str(len({cell.seed for cell in mine})),
-            str(mine[0].last_epoch),
-            str(len(mine) - len(to_go)),
-            str(len(to_go)),
-            *(("", "") if not to_go else (_about(total / len(to_go)), _about(total))),
-        )
-    console.print(table)
-    console.print(_totals(cells, times, flags), soft_wrap=True)
+        spans = [Cell(_about(time), time) for time in (total / len(to_go), total)] if to_go else [NONE] * 2
+        rows.append((Cell(label), *(Cell(str(count), count) for count in counts), *spans))
+    names = ("recipe", "activations", "seeds", "epochs", "done", "to go", "time each", "together")
+    title = f"{flags.target}: {len(recipes)} runs"
+    console.print(terminal(Table("plan", title, tuple(("", name) for name in names), tuple(rows))))
+    console.say(_totals(recipes, times, flags))
 
 
-def _totals(cells: Sequence[Recipe], times: dict[Recipe, float], flags: Flags) -> str:
-    text = f"{len(times)} of {len(cells)} cells to go"
-    known = {cell: seconds for cell, seconds in times.items() if math.isfinite(seconds)}
+def _totals(recipes: Sequence[Recipe], times: dict[Recipe, float], flags: SweepFlags) -> str:
+    text = f"{len(times)} of {len(recipes)} runs to go"
+    known = {recipe: seconds for recipe, seconds in times.items() if math.isfinite(seconds)}
     if known and flags.ray is not None:
-        text += f", about {in_words(math.fsum(known.values()))} of cells at the speed of this machine"
+        text += f", about {in_words(math.fsum(known.values()))} of runs at the speed of this machine"
     elif known:
-        cores = math.fsum((cell.threads or 1) * seconds for cell, seconds in known.items())
+        cores = math.fsum((recipe.threads or 1) * seconds for recipe, seconds in known.items())
         wall = in_words(wall_seconds(known.values(), flags.jobs))
         text += f", about {in_words(cores)} of core time, {wall} with --jobs {flags.jobs}"
     missing = len(times) - len(known)
@@ -236,30 +226,30 @@ def _about(seconds: float) -> str:
 
 
 def _conclude(
-    cells: Sequence[Recipe], outcomes: Sequence[Outcome], flags: Flags, clock: Clock, console: Console
+    recipes: Sequence[Recipe], outcomes: Sequence[Outcome], flags: SweepFlags, clock: Clock, console: Terminal
 ) -> int:
     """Means, what went wrong by name, what is left."""
-    found = survey(cells, flags.out, _known(flags))
-    show_summary(summarise(found.done), console)
+    found = survey(recipes, flags.out, _known(flags))
+    for table in summary_tables(summarise(found.done)):
+        console.print(terminal(table))
     for run in found.done:
         if run.status == "diverged":
-            console.print(f"diverged: {run.folder.name}: {run.message}", markup=False, soft_wrap=True)
+            console.say(f"diverged: {run.name}: {run.message}")
     failed = [outcome for outcome in outcomes if outcome.run is None]
     for outcome in failed:
-        console.print(
-            f"failed: {outcome.recipe.folder_name}: {outcome.failure}", markup=False, soft_wrap=True
-        )
+        console.say(f"failed: {outcome.recipe.folder_name}: {outcome.failure}")
         if outcome.traceback:
-            console.print(outcome.traceback, markup=False, soft_wrap=True)
+            console.say(outcome.traceback)
     ends = Counter(run.status for run in found.done)
     counted = ", ".join(f"{count} {status}" for status, count in ends.items()) or "none done"
-    console.print(
-        f"{len(cells)} cells in {flags.out}: {counted}, {len(failed)} failed, "
-        f"{len(found.left) - len(failed)} left, {len(found.begun)} of them begun.",
-        soft_wrap=True,
-    )  # fmt: skip
+    console.say(
+        f"{len(recipes)} runs in {flags.out}: {counted}, {len(failed)} failed, "
+        f"{len(found.left) - len(failed)} left, {len(found.begun)} of them begun."
+    )
+    if found.done:
+        console.say(f"Beside the paper, with figures and a page: iglu report {flags.out}", "dim")
     if flags.target == "table5" and found.done:
-        console.print(f"iglu probe {flags.out} shows their tails, the paper's way and ours side by side.")
+        console.say(f"iglu probe {flags.out} shows their tails, the paper's way and ours side by side.")
     if not found.left:
         return DONE
     if clock.signal.is_wanted:
@@ -268,5 +258,5 @@ def _conclude(
         reason, status = "The time is up", TIME_IS_UP
     else:
         reason, status = "Some failed", FAILED
-    console.print(f"{reason}; the same command goes on with what is left.", soft_wrap=True)
+    console.say(f"{reason}; the same command goes on with what is left.")
     return status

@@ -1,35 +1,38 @@
 """The paper's claims, each with what our numbers say: holds, does not hold, or not enough evidence.
 
-The rule is the same for all that was measured.  A claim says that some metric lies on one side of a bound; it
-holds where the 95% interval of ours lies wholly on that side, does not hold where it lies on the other, and
-otherwise the evidence is not enough.  A claim about several settings holds if it does in all of them, and
-does not if it fails in one.  Only runs of the paper's own recipe, carried through, decide; others are told.
+The rule is the same for all that was measured, and for either scale.  A claim says that some number lies on
+one side of a bound; it holds where the 95% interval of ours lies wholly on that side, does not hold where it
+lies on the other, and otherwise the evidence is not enough.  A claim about several settings holds if it does
+in all of them, and does not if it fails in one.  A seed that diverged has no number: it is told, and no claim
+holds over one of its better side.  At the paper's own scale runs of its own recipe decide, carried through;
+at the reduced scale the grids that were planned for it (results/evidence) do, by the comparison their plan
+names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from iglu import zoo
 from iglu.lab import paper
 from iglu.lab.bench.subjects import DIRECT, TORCH
-from iglu.lab.bench.tables import size_text
+from iglu.lab.bench.tables import papers_rows, quotient, size_text
 from iglu.lab.bench.timing import PASS_LABELS
+from iglu.lab.probe.tables import sample_tails
 from iglu.lab.recipes import Recipe, get_recipe
 from iglu.lab.report.computed import mathematical_claims
-from iglu.lab.report.content import Claim, Verdict
-from iglu.lab.report.gather import Gathered, metric_of
-from iglu.lab.report.probe_tables import mean_of, papers_probe, probe_differences
-from iglu.lab.report.samples import Sample, difference, samples
-from iglu.lab.report.speed_table import Interval, papers_rows, quotient
-from iglu.lab.results.comparison import by_setting, setting_label
-from iglu.lab.results.statistics import Estimate, estimate
-from iglu.lab.runs.folder import Row, Run
+from iglu.lab.report.content import Claim, Judgement, Verdict
+from iglu.lab.report.gather import Evidence, Gathered
+from iglu.lab.report.tables import papers_probe, scale_of
+from iglu.lab.results.comparison import Sample, lower_is_better, setting_label, setting_of
+from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
 _AS_FAST = 1.10
+_OPEN: Verdict = "not enough evidence"
 
 
 def all_claims(found: Gathered) -> tuple[Claim, ...]:
@@ -37,41 +40,39 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
     return (
         *mathematical_claims(),
         *_speed(found),
-        _by_recipe(
-            "Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100"), found.runs
+        _compared(found, "Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100")),
+        _compared(
+            found, "High sigma wins on transformers", HIGH, LOW,
+            ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103"),
         ),
-        _by_recipe(
-            "High sigma wins on transformers", HIGH, LOW,
-            ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103"), found.runs,
-        ),
-        _imbalanced(found.runs),
-        _growing_with_imbalance(found.runs),
-        _learnable(found.runs),
+        _imbalanced(found),
+        _growing_with_imbalance(found),
+        _learnable(found),
         _tails(found),
     )  # fmt: skip
 
 
-def side(interval: Interval | Estimate, bound: float = 0.0) -> Verdict:
-    """Of the claim that the metric is above the bound."""
-    if interval.low > bound:
-        return "holds"
-    return "does not hold" if interval.high < bound else "not enough evidence"
+def side(interval: Estimate, bound: float = 0.0) -> Verdict:
+    """Of the claim that the number is above the bound."""
+    if not interval.excludes(bound):
+        return _OPEN
+    return "holds" if interval.low > bound else "does not hold"
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """Of a claim about several settings."""
     if "does not hold" in verdicts:
         return "does not hold"
-    return "holds" if verdicts and set(verdicts) == {"holds"} else "not enough evidence"
+    return "holds" if verdicts and set(verdicts) == {"holds"} else _OPEN
 
 
-# -- speed ---------------------------------------------------------------------------------------------
+# -- speed -----------------------------------------------------------------------------------------
 
 
 def _speed(found: Gathered) -> list[Claim]:
-    _, rows = papers_rows(found.benches, "cpu")
+    _, rows = papers_rows(found.sittings, "cpu")
     by_key = {(row["activation"], row["kernel"] == DIRECT, row["pass"]): row for row in rows}
-    has_gpu = papers_rows(found.benches, "cuda")[0] is not None
+    has_gpu = papers_rows(found.sittings, "cuda")[0] is not None
     gpu = "decided on the CPU" if has_gpu else "on a GPU not run"
     claims = []
     for is_direct, how in ((False, "as this library computes it"), (True, "as the paper writes it")):
@@ -86,21 +87,18 @@ def _speed(found: Gathered) -> list[Claim]:
                 if mine is None or other is None:
                     continue
                 ratio = quotient(mine, other)
-                verdicts.append(side(Interval(-ratio.value, -ratio.high, -ratio.low), -bound))
-                parts.append(
-                    f"{PASS_LABELS[name]} {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times "
-                    f"{zoo.ZOO[reference].label}'s"
-                )
+                verdicts.append(side(-ratio, -bound))
+                parts.append(f"{PASS_LABELS[name]} {ratio.span(3)} times {zoo.ZOO[reference].label}'s")
             evidence = "; ".join(parts) or "No rows of iglu bench for it: run iglu bench --threads 1"
-            setting = "10,000 elements, float32, CPU, one thread. " if parts else ""
+            setting = " 10,000 elements, float32, CPU, one thread." if parts else ""
             sizes = _at_other_sizes(found, is_direct, reference)
-            setting += f"At other sizes, not counted: {sizes}. " if sizes else ""
+            setting += f" At other sizes, not counted: {sizes}." if sizes else ""
             claims.append(
                 Claim(
                     f"{text} ({how})",
-                    together(verdicts) if len(verdicts) == 2 else "not enough evidence",
-                    f"{evidence}. {setting}Rule: the 95% interval of the median quotient is {rule}, forward "
-                    f"and backward; {gpu}.",
+                    together(verdicts) if len(verdicts) == 2 else _OPEN,
+                    f"{evidence}.{setting}",
+                    f"the 95% interval of the median quotient is {rule}, forward and backward; {gpu}.",
                 )
             )
     return claims
@@ -108,11 +106,11 @@ def _speed(found: Gathered) -> list[Claim]:
 
 def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
     """Forward on the CPU with one thread in float32, by size; of several sittings the newest."""
-    ratios: dict[int, Interval] = {}
-    for bench in sorted(found.benches, key=lambda bench: bench.date):
+    ratios: dict[int, Estimate] = {}
+    for sitting in sorted(found.sittings, key=lambda sitting: sitting.date):
         rows = {
             (row["activation"], row["kernel"], row["elements"]): row
-            for row in bench.rows
+            for row in sitting.rows
             if row["kind"] == "operation" and row["pass"] == "forward" and row["device"] == "cpu"
             and row["dtype"] == "float32" and row["threads"] == 1
         }  # fmt: skip
@@ -121,68 +119,53 @@ def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
             is_meant = name == "iglu_approx" and kernel == (DIRECT if is_direct else "auto")
             if is_meant and other is not None and elements != 10_000:
                 ratios[elements] = quotient(row, other)
-    return ", ".join(
-        f"{size_text(elements)} {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-        for elements, ratio in sorted(ratios.items())
-    )
+    return ", ".join(f"{size_text(elements)} {ratio.span()}" for elements, ratio in sorted(ratios.items()))
 
 
-# -- runs ----------------------------------------------------------------------------------------------
+# -- two activations in one setting ----------------------------------------------------------------
 
 
 class Compared(NamedTuple):
-    """One activation minus another under one recipe; signed so that above 0 is better."""
+    """One activation minus another, signed so that above 0 is better."""
 
     verdict: Verdict
     text: str
 
 
-def _metric(recipe: Recipe) -> str:
-    return "perplexity" if recipe.name.startswith("gpt2") else "test_acc"
-
-
-def _runs_of(runs: Iterable[Run], recipe: Recipe, activation: str) -> list[Run]:
-    return [
-        run
-        for run in runs
-        if run.recipe.name == recipe.name and run.recipe.ratio == recipe.ratio
-        and run.recipe.activation == activation
-    ]  # fmt: skip
-
-
-def _nearest(runs: Iterable[Run], recipe: Recipe, activation: str) -> Sample | None:
-    return next(iter(samples(_runs_of(runs, recipe, activation), recipe)), None)
+def compare(
+    of: Mapping[str, Sample], better: str, worse: str, metric: str, label: str, bound: float | None = None
+) -> Compared:
+    """Whether ``better`` is; with a ``bound``, whether it is better by less than that."""
+    one, other = of.get(better), of.get(worse)
+    if one is None or other is None:
+        missing = " and ".join(name for name in (better, worse) if name not in of)
+        return Compared(_OPEN, f"{label}: {missing} not run")
+    lost = [f"{len(each.diverged)} of {each.activation} diverged" for each in (one, other) if each.diverged]
+    found = one.minus(other, metric)
+    if found is None:
+        return Compared(_OPEN, f"{label}: {', '.join(['no seed in common', *lost])}")
+    signed = -found if lower_is_better(metric) else found
+    text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([f'{found.size} seeds', *lost])})"
+    if bound is None:
+        verdict = side(signed)
+        is_claimed = one.diverged
+    else:
+        verdict = side(-signed, -bound)
+        is_claimed = other.diverged
+    return Compared(_OPEN if verdict == "holds" and is_claimed else verdict, text)
 
 
 def _label(recipe: Recipe) -> str:
     return recipe.name + (f" at {recipe.ratio:g}:1" if recipe.ratio > 1 else "")
 
 
-def _compare(runs: Sequence[Run], recipe: Recipe, better: str, worse: str) -> Compared:
-    metric = _metric(recipe)
-    sign = -1 if metric == "perplexity" else 1
-    one, other = _nearest(runs, recipe, better), _nearest(runs, recipe, worse)
-    missing = [name for name, sample in ((better, one), (worse, other)) if sample is None]
-    if one is None or other is None:
-        return Compared("not enough evidence", f"{_label(recipe)}: {' and '.join(missing)} not run")
-    if one.conditions != other.conditions:
-        return Compared(
-            "not enough evidence", f"{_label(recipe)}: {better} and {worse} ran under other terms"
-        )
-    found = difference(one, other, metric)
-    if found is None:
-        return Compared("not enough evidence", f"{_label(recipe)}: no seed in common")
-    text = f"{_label(recipe)}: {metric} {found.text(2, '+')} ({found.seeds} seeds)"
-    if one.is_reduced:
-        return Compared("not enough evidence", f"{text}, {one.note.partition('; ')[2]}")
-    signed = found if sign > 0 else Interval(-found.mean, -found.high, -found.low)
-    return Compared(side(signed), text)
+def _metric(recipe: Recipe) -> str:
+    return "perplexity" if recipe.kind == "text" else "test_acc"
 
 
-def _published_text(numbers: Sequence[int], recipe: Recipe, one: str, other: str) -> str:
+def _published_text(recipe: Recipe, one: str, other: str) -> str:
     """The published difference, of one run each."""
-    for number in numbers:
-        table = paper.run_table(number)
+    for table in map(paper.run_table, paper.RUN_TABLES):
         for place, column in enumerate(table.columns):
             if column.recipe == recipe and column.metric == _metric(recipe) and column.is_published:
                 first, second = table.rows[one][place], table.rows[other][place]
@@ -191,49 +174,103 @@ def _published_text(numbers: Sequence[int], recipe: Recipe, one: str, other: str
     return ""
 
 
-def _decided(
-    text: str, reading: str, one: str, other: str, recipes: Sequence[Recipe], runs: Sequence[Run]
-) -> Claim:
-    compared = [_compare(runs, recipe, one, other) for recipe in recipes]
-    printed = [_published_text(paper.RUN_TABLES, recipe, one, other) for recipe in recipes]
-    published = ", ".join(filter(None, printed))
-    own = _own_differences(runs, recipes, one, other)
-    return Claim(
-        text,
-        together([each.verdict for each in compared]),
-        f"{'; '.join(each.text for each in compared)}. "
-        + (f"Published, one run each: {published}. " if published else "")
-        + (f"Not the paper's experiments, and not counted: {own}. " if own else "")
-        + f"Rule: {reading}.",
+def _at_full_scale(
+    found: Gathered,
+    one: str,
+    other: str,
+    recipes: Sequence[Recipe],
+    bounds: Mapping[str, float] | None = None,
+) -> tuple[Verdict, str]:
+    compared = [
+        compare(
+            found.samples.get(setting_of(recipe), {}), one, other, _metric(recipe), _label(recipe),
+            (bounds or {}).get(recipe.name),
+        )
+        for recipe in recipes
+    ]  # fmt: skip
+    published = ", ".join(filter(None, (_published_text(recipe, one, other) for recipe in recipes)))
+    elsewhere = _elsewhere(found, recipes, one, other)
+    return together([each.verdict for each in compared]), (
+        f"{'; '.join(each.text for each in compared)}."
+        + (f" Published, one run each: {published}." if published else "")
+        + (f" Other runs, not counted: {elsewhere}." if elsewhere else "")
     )
 
 
-def _by_recipe(text: str, better: str, worse: str, names: Sequence[str], runs: Sequence[Run]) -> Claim:
-    reading = (
-        f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on each; "
-        "accuracy for images, perplexity for text"
-    )
-    return _decided(text, reading, better, worse, [get_recipe(name) for name in names], runs)
-
-
-def _own_differences(runs: Sequence[Run], recipes: Sequence[Recipe], one: str, other: str) -> str:
-    """In settings of other recipes with a model of the same kind, and a long tail where these have one."""
-    kinds = {recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes}
-    names = {recipe.name for recipe in recipes}
+def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
+    """In any setting with a model of the same kind, and a long tail where these have one, that is neither
+    the paper's nor planned."""
+    kinds = tuple({recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes})
+    counted = {setting_of(recipe) for recipe in recipes}
+    counted |= {setting for evidence in found.evidence for setting in evidence.samples}
     parts = []
-    for setting, by_activation in by_setting(run for run in runs if run.recipe.name not in names).items():
-        is_alike = setting.model.startswith(tuple(kinds)) and (setting.ratio > 1 or recipes[0].ratio == 1)
-        if not is_alike or not {one, other} <= by_activation.keys():
-            continue
-        mine = next(iter(samples(by_activation[one], setting)), None)
-        reference = next(iter(samples(by_activation[other], setting)), None)
-        if mine is None or reference is None or mine.conditions != reference.conditions:
-            continue
-        metric = mine.runs[0].metric
-        found = difference(mine, reference, metric)
-        if found is not None:
-            parts.append(f"{setting_label(setting)}: {metric} {found.text(2, '+')}")
+    for setting, of in found.samples.items():
+        is_alike = setting.model.startswith(kinds) and (setting.ratio > 1 or recipes[0].ratio == 1)
+        if setting not in counted and is_alike and {one, other} <= of.keys():
+            parts.append(compare(of, one, other, _metric(setting), setting_label(setting)).text)
     return "; ".join(parts)
+
+
+# -- at the reduced scale --------------------------------------------------------------------------
+
+
+def _planned(found: Gathered, text: str) -> list[tuple[Evidence, Recipe, dict[str, Sample]]]:
+    """The settings of the grids that were planned for a claim, on the seeds that every activation has."""
+    return [
+        (evidence, setting, evidence.common(setting))
+        for evidence in found.evidence
+        if evidence.grid.plan is not None and text in evidence.grid.plan.claims
+        for setting in evidence.samples
+    ]
+
+
+def _reduced(found: Gathered, text: str, *, is_bounded: bool = False) -> Judgement | None:
+    """By the comparison of each plan; ``is_bounded``: by less than the spread of one run."""
+    verdicts: list[Verdict] = []
+    scales, parts = [], []
+    for evidence, setting, of in _planned(found, text):
+        plan = evidence.grid.plan
+        assert plan is not None
+        better, worse = plan.claims[text]
+        bound = plan.spread if is_bounded else None
+        compared = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
+        verdicts.append(compared.verdict)
+        scales.append(_scale(evidence, setting, of))
+        parts.append(compared.text + _power(evidence, of))
+    if not verdicts:
+        return None
+    return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.")
+
+
+def _scale(evidence: Evidence, setting: Recipe, of: Mapping[str, Sample]) -> str:
+    seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
+    planned = len(evidence.grid.seeds)
+    return scale_of(setting, seeds) + (f" of {planned} planned" if seeds < planned else "")
+
+
+def _power(evidence: Evidence, of: Mapping[str, Sample]) -> str:
+    """What so many seeds can show at the spread seen."""
+    plan = evidence.grid.plan
+    assert plan is not None
+    found = [each.estimate(plan.metric) for each in of.values()]
+    spreads = [each.deviation for each in found if each is not None and each.has_interval]
+    if not spreads:
+        return ""
+    spread, seeds = statistics.fmean(spreads), min(each.size for each in found if each is not None)
+    return f"; one run spreads by {spread:.2f}, so that {smallest_difference(seeds, spread):.2f} can be seen"
+
+
+# -- the claims ------------------------------------------------------------------------------------
+
+
+def _compared(found: Gathered, text: str, better: str, worse: str, names: Iterable[str]) -> Claim:
+    recipes = [get_recipe(name) for name in names]
+    verdict, evidence = _at_full_scale(found, better, worse, recipes)
+    rule = (
+        f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on each; "
+        "accuracy for images, perplexity for text."
+    )
+    return Claim(text, verdict, evidence, rule, _reduced(found, text))
 
 
 def _imbalanced_recipes() -> list[Recipe]:
@@ -241,121 +278,144 @@ def _imbalanced_recipes() -> list[Recipe]:
     return list(dict.fromkeys(column.recipe for column in columns if column.is_published))
 
 
-def _imbalanced(runs: Sequence[Run]) -> Claim:
-    reading = (
-        f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every ratio"
+def _imbalanced(found: Gathered) -> Claim:
+    text = "IGLU gains on imbalanced data"
+    verdict, evidence = _at_full_scale(found, LOW, "relu", _imbalanced_recipes())
+    rule = (
+        f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every ratio."
     )
-    return _decided("IGLU gains on imbalanced data", reading, LOW, "relu", _imbalanced_recipes(), runs)
+    return Claim(text, verdict, evidence, rule, _reduced(found, text))
 
 
-def _growing_with_imbalance(runs: Sequence[Run]) -> Claim:
+def _growing_with_imbalance(found: Gathered) -> Claim:
     """The slope of the gain over log10 of the ratio, seed by seed."""
-    recipes = _imbalanced_recipes()
-    gains: dict[int, dict[float, float]] = {}
-    for recipe in recipes:
-        full = {
-            name: {run.recipe.seed: run for run in _full_runs(runs, recipe, name)} for name in (LOW, "relu")
-        }
-        for seed in full[LOW].keys() & full["relu"].keys():
-            one, other = (metric_of(full[name][seed], "test_acc") for name in (LOW, "relu"))
-            if one is not None and other is not None:
-                gains.setdefault(seed, {})[math.log10(recipe.ratio)] = one - other
-    slopes = [_slope(gain) for gain in gains.values() if len(gain) == len(recipes)]
-    rule = (
-        f"Rule: the gain of {LOW} over ReLU rises with log10 of the ratio; the mean slope over seeds has a "
-        "95% interval above 0."
-    )
     text = "IGLU's gains grow with the imbalance"
-    if not slopes:
-        ratios = ", ".join(f"{recipe.ratio:g}" for recipe in recipes)
-        return Claim(
-            text, "not enough evidence",
-            f"No seed of {recipes[0].name} ran in full with {LOW} and ReLU at all of {ratios}. {rule}",
-        )  # fmt: skip
-    found = estimate(slopes)
-    evidence = f"{found.text(2, '+')} points for each tenfold ratio ({found.seeds} seeds). {rule}"
-    return Claim(text, side(found), evidence)
-
-
-def _full_runs(runs: Sequence[Run], recipe: Recipe, activation: str) -> tuple[Run, ...]:
-    sample = _nearest(runs, recipe, activation)
-    return () if sample is None or sample.is_reduced else sample.runs
-
-
-def _slope(points: dict[float, float]) -> float:
-    """Of the least-squares line."""
-    x_mean, y_mean = math.fsum(points) / len(points), math.fsum(points.values()) / len(points)
-    return math.fsum((x - x_mean) * (y - y_mean) for x, y in points.items()) / math.fsum(
-        (x - x_mean) ** 2 for x in points
-    )
-
-
-def _learnable(runs: Sequence[Run]) -> Claim:
-    """No better: the interval of the gain ends below the spread of one run."""
-    recipe = get_recipe("resnet20-cifar100")
-    margin = float(paper.paper()["noise"][recipe.name])
-    published = _published_text(paper.RUN_TABLES, recipe, START, HIGH)
+    recipes = _imbalanced_recipes()
+    full = {recipe.ratio: found.samples.get(setting_of(recipe), {}) for recipe in recipes}
+    verdict, evidence = _slopes(full, LOW, "relu", "test_acc")
     rule = (
-        f"Published, one run each: {published}. Rule: the 95% interval of {START} minus {HIGH}, paired by "
-        f"seed, ends below {margin:g} points, the standard deviation of one run of the authors."
+        f"the gain of {LOW} over ReLU rises with log10 of the ratio; the mean slope over seeds has a 95% "
+        "interval above 0."
     )
-    one, other = _nearest(runs, recipe, START), _nearest(runs, recipe, HIGH)
-    compared = _compare(runs, recipe, START, HIGH)
-    verdict: Verdict = "not enough evidence"
-    if one is not None and other is not None and not one.is_reduced and one.conditions == other.conditions:
-        found = difference(one, other, _metric(recipe))
-        if found is not None:
-            verdict = side(Interval(-found.mean, -found.high, -found.low), -margin)
-    return Claim("A learnable sigma is no better than a fixed one", verdict, f"{compared.text}. {rule}")
+    return Claim(text, verdict, evidence, rule, _reduced_growth(found, text))
 
 
-# -- tails ---------------------------------------------------------------------------------------------
+def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
+    """Of the grid that was planned for it, together with every other planned setting that differs in the
+    ratio alone."""
+    planned = _planned(found, text)
+    if not planned:
+        return None
+    evidence, setting, _ = planned[0]
+    plan = evidence.grid.plan
+    assert plan is not None
+    alike = {
+        other.ratio: (each, each.common(other))
+        for each in found.evidence
+        for other in each.samples
+        if other.replace(ratio=setting.ratio) == setting
+    }
+    by_ratio = dict(sorted((ratio, of) for ratio, (_, of) in alike.items()))
+    verdict, evidence_text = _slopes(by_ratio, *plan.claims[text], plan.metric)
+    scale = _scale(evidence, setting, by_ratio[setting.ratio])
+    ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
+    return Judgement(verdict, f"{scale}, at ratios {ratios}", evidence_text)
+
+
+def _slopes(
+    by_ratio: Mapping[float, Mapping[str, Sample]], one: str, other: str, metric: str
+) -> tuple[Verdict, str]:
+    """Over the seeds that every ratio has."""
+    gains: dict[int, dict[float, float]] = {}
+    lost = 0
+    for ratio, of in by_ratio.items():
+        if one in of and other in of:
+            mine, reference = of[one].values(metric), of[other].values(metric)
+            lost += len(of[one].diverged)
+            for seed in mine.keys() & reference.keys():
+                gains.setdefault(seed, {})[math.log10(ratio)] = mine[seed] - reference[seed]
+    whole = [gain for _, gain in sorted(gains.items()) if len(gain) == len(by_ratio) > 1]
+    if not whole:
+        ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
+        return _OPEN, f"No seed ran in full with {one} and {other} at all of {ratios}."
+    found = estimate(statistics.linear_regression(list(gain), list(gain.values())).slope for gain in whole)
+    told = f", {lost} of {one} diverged" if lost else ""
+    verdict = side(found)
+    return (_OPEN if lost and verdict == "holds" else verdict), (
+        f"{found.text(2, '+')} points for each tenfold ratio ({found.size} seeds{told})."
+    )
+
+
+def _learnable(found: Gathered) -> Claim:
+    """No better: the interval of the gain ends below the spread of one run."""
+    text = "A learnable sigma is no better than a fixed one"
+    noise = paper.paper()["noise"]
+    recipe = get_recipe("resnet20-cifar100")
+    margin = float(noise[recipe.name])
+    verdict, evidence = _at_full_scale(found, START, HIGH, [recipe], {recipe.name: margin})
+    rule = (
+        f"the 95% interval of {START} minus {HIGH}, paired by seed, ends below the standard deviation of one "
+        f"run ({margin:g} points for the authors' {recipe.name}; that of its plan for a reduced grid)."
+    )
+    return Claim(text, verdict, evidence, rule, _reduced(found, text, is_bounded=True))
+
+
+# -- tails -----------------------------------------------------------------------------------------
 
 
 def _tails(found: Gathered) -> Claim:
     """Of the networks of Table 5 that have normalisation."""
     text = "ResNet's pre-activations have heavier tails than those of transformers"
     rule = (
-        "Rule: Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies "
-        "above the upper end of each transformer."
+        "Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies above "
+        "the upper end of each transformer. At the reduced scale the intervals are over seeds."
     )
-    resnet: list[Interval] = []
-    transformers: list[Interval] = []
-    parts, is_complete = [], True
+    networks: dict[str, Estimate | None] = {}
     for row in paper.table5():
-        if not row.norm:
-            continue
-        probe = papers_probe(row, found.probes)
-        if probe is None:
-            parts.append(f"{row.model}: not probed")
-            is_complete = False
-            continue
-        layers = probe.body["layers"]
-        excess = _excess(layers)
-        (resnet if row.model.startswith("ResNet") else transformers).append(excess)
-        apart = probe_differences(probe, row)
-        is_complete = is_complete and not apart
-        reduced = f", reduced: {', '.join(apart)}" if apart else ""
-        parts.append(f"{row.model}: {_excess_text(excess)}{reduced}")
+        if row.norm:
+            probe = papers_probe(row, found.probes)
+            networks[row.model] = None if probe is None else probe.excess
+    verdict, evidence = _heavier(networks)
+    counted = [papers_probe(row, found.probes) for row in paper.table5()]
     own = [
-        f"{probe.name} {_excess_text(_excess(probe.body['layers']))}"
-        for probe in found.probes
-        if math.isfinite(_excess(probe.body["layers"]).value)
-        and not any(probe is papers_probe(row, found.probes) for row in paper.table5())
+        f"{each.name} {each.excess.span()}"
+        for each in found.probes
+        if math.isfinite(each.excess.value) and not any(each is other for other in counted)
     ]
     others = f" Other networks, not counted: {'; '.join(own)}." if own else ""
-    verdict: Verdict = "not enough evidence"
-    if is_complete:
-        verdict = together(
-            [side(Interval(one.value - other.value, one.low - other.high, one.high - other.low))
-             for one in resnet for other in transformers]
-        )  # fmt: skip
-    return Claim(text, verdict, f"{'; '.join(parts)}.{others} {rule}")
+    return Claim(text, verdict, evidence + others, rule, _reduced_tails(found))
 
 
-def _excess(layers: Sequence[Row]) -> Interval:
-    return Interval(*(mean_of(layers, name) for name in ("excess", "excess_low", "excess_high")))
+def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
+    known = {model: excess for model, excess in networks.items() if excess is not None}
+    parts = [
+        f"{model}: not probed" if excess is None else f"{model}: {excess.span()}"
+        for model, excess in networks.items()
+    ]
+    is_resnet = [model for model in known if model.lower().startswith("resnet")]
+    gaps = [
+        Estimate(one.value - other.value, one.low - other.high, one.high - other.low, one.size)
+        for one in (known[model] for model in is_resnet)
+        for other in (known[model] for model in known if model not in is_resnet)
+    ]
+    is_complete = len(known) == len(networks)
+    return together([side(gap) for gap in gaps]) if is_complete else _OPEN, f"{'; '.join(parts)}."
 
 
-def _excess_text(excess: Interval) -> str:
-    return f"{excess.value:.2f} [{excess.low:.2f}, {excess.high:.2f}]"
+def _reduced_tails(found: Gathered) -> Judgement | None:
+    """From the last lines of planned runs with normalisation: relu on images, gelu on text."""
+    networks: dict[str, Estimate | None] = {}
+    scales = []
+    for evidence in found.evidence:
+        for setting in evidence.samples:
+            name = "relu" if setting.kind == "images" else "gelu"
+            sample = evidence.common(setting).get(name)
+            excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
+            if excess is not None:
+                networks[f"{setting.model} on {_label(setting)}"] = excess
+                scales.append(_scale(evidence, setting, evidence.common(setting)))
+    kinds = {network.startswith("resnet") for network in networks}
+    if not networks:
+        return None
+    verdict, evidence_text = _heavier(networks)
+    return Judgement(verdict if kinds == {True, False} else _OPEN, "; ".join(scales), evidence_text)

@@ -5,39 +5,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from iglu.lab.probe.tables import Tails
+from iglu.lab.results.tables import Table
 
 Verdict = Literal["holds", "does not hold", "not enough evidence"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "not enough evidence")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table: its text, what it sorts by, how it stands among its column, and a remark."""
+class Judgement(NamedTuple):
+    """What numbers of one scale say about a claim."""
 
-    text: str
-    sort: float | None = None
-    mark: Literal["", "best", "second"] = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headers have a group ("ResNet-20, CIFAR-10") and a name ("paper acc"); an empty group stands alone."""
-
-    key: str  # "table2": names of files and anchors
-    title: str
-    headers: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+    verdict: Verdict
+    scale: str  # "ResNet-8, 16 pixels, 40 epochs, 10 seeds"
+    evidence: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and what our numbers say about it."""
+    """A sentence of the paper and what our numbers say about it: at its own scale, or of the function itself,
+    and at the reduced scale that was run.  Neither stands in for the other."""
 
     text: str
     verdict: Verdict
     evidence: str
+    rule: str = ""
+    reduced: Judgement | None = None
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        """One, or two where reduced runs have something to say."""
+        own = Judgement(self.verdict, "the paper's own scale" if self.reduced else "", self.evidence)
+        return [own, *([self.reduced] if self.reduced else [])]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ class Report:
     claims: tuple[Claim, ...] = ()
     figures: tuple[Figure, ...] = ()
     curves: tuple[Curve, ...] = ()
-    probes: tuple[dict[str, Any], ...] = ()  # the contents of probe.json, with "name"
+    probes: tuple[Tails, ...] = ()
     sources: tuple[str, ...] = ()  # what was read, with its provenance, a line each
     complaints: tuple[str, ...] = ()  # what could not be read
     provenance: dict[str, Any] = field(default_factory=dict)  # of the report itself
+
+    def count(self, verdict: Verdict) -> int:
+        """Of claims, at the paper's own scale."""
+        return sum(claim.verdict == verdict for claim in self.claims)

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 
 from iglu import zoo
-from iglu.lab.report.content import Cell, Curve, Figure, Report, Table, Verdict
+from iglu.lab.probe.tables import Tails, layer_table
+from iglu.lab.report.content import Curve, Figure, Report, Verdict
 from iglu.lab.report.explorer import SIGMAS, explorer_data
-from iglu.probing.table import COLUMNS, cells, notes
+from iglu.lab.results.comparison import is_number
+from iglu.lab.results.tables import Table
 
 # A sign beside the word, so that nothing hangs on colour alone.
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
@@ -34,14 +36,6 @@ _VERDICTS: dict[Verdict, tuple[str, str]] = {
 }
 _TAIL_SIGNS = {"heavier": "▲", "like": "●", "lighter": "▼"}
 _IMAGES = {".svg": "image/svg+xml", ".png": "image/png"}  # the first that there is
-
-
-def write_page(report: Report, folder: Path) -> Path:
-    """Write ``folder/index.html``; the folder is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(render(report), encoding="utf-8", newline="\n")
-    return path
 
 
 def render(report: Report) -> str:
@@ -56,18 +50,17 @@ def render(report: Report) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(_asset("page.html")).render(
+        plotly=packed(scripts["plotly"]),
         policy=_policy(scripts.values()),
         style=_asset("page.css"),
         scripts=scripts,
         data=_json(_data(report)),
         report=report,
         sigmas=SIGMAS,
-        claims=[(claim, *_VERDICTS[claim.verdict]) for claim in report.claims],
         verdicts=_VERDICTS,
-        count=lambda verdict: sum(claim.verdict == verdict for claim in report.claims),
-        tables=[_shown_table(table) for table in report.tables],
+        is_prose=is_prose,
         recipes=list(dict.fromkeys(curve.recipe for curve in report.curves)),
-        probes=[_shown_probe(number, body) for number, body in enumerate(report.probes)],
+        probes=[_shown_probe(number, tails) for number, tails in enumerate(report.probes)],
         figures=[(figure, _data_uri(figure)) for figure in report.figures],
         provenance={key: _readable(value) for key, value in report.provenance.items()},
     )
@@ -75,77 +68,35 @@ def render(report: Report) -> str:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-
-_LONGEST_FIGURE = 30  # characters of a number with its interval and seeds
-
-
-class _Group(NamedTuple):
-    """Neighbouring headers of one group; a header without a group is alone in one."""
-
-    name: str
-    span: int
+_LONGEST_NUMBER = 30  # characters of a number with its interval and seeds
 
 
-class _ShownTable(NamedTuple):
-    table: Table
-    groups: list[_Group]
-    footnotes: dict[str, int]  # what cells remark, each once, by number
-
-    @property
-    def is_prose(self) -> bool:
-        """Whether it has sentences, which are read from the left and need to wrap."""
-        return any(len(cell.text) > _LONGEST_FIGURE for row in self.table.rows for cell in row[1:])
-
-
-def _shown_table(table: Table) -> _ShownTable:
-    groups: list[_Group] = []
-    for group, _ in table.headers:
-        if group and groups and groups[-1].name == group:
-            groups[-1] = _Group(group, groups[-1].span + 1)
-        else:
-            groups.append(_Group(group, 1))
-    remarks = dict.fromkeys(cell.note for row in table.rows for cell in row if cell.note)
-    return _ShownTable(table, groups, {remark: number for number, remark in enumerate(remarks, 1)})
+def is_prose(table: Table) -> bool:
+    """Whether it has sentences, which are read from the left and need to wrap."""
+    return any(len(cell.text) > _LONGEST_NUMBER for row in table.rows for cell in row[1:])
 
 
 class _ShownProbe(NamedTuple):
     name: str
     summary: str
-    shown: _ShownTable
+    table: Table
     strip: list[tuple[str, str, str]]  # sign, verdict, layer
     has_chart: bool
 
 
-def _shown_probe(number: int, body: Mapping[str, Any]) -> _ShownProbe:
-    name, layers = str(body.get("name", "")), body.get("layers") or []
-    rows = tuple(tuple(Cell(text, _leading_number(text)) for text in cells(row)) for row in layers)
-    headers = tuple(("", title) for title in COLUMNS)
-    table = Table(f"probe{number}", f"Tails of {name}, layer by layer", headers, rows, tuple(_notes(layers)))
-    suggestion = body.get("suggestion") or {}
-    parts = [f"{len(layers)} activations", f"{body.get('batches', '?')} batches"]
-    if isinstance(suggestion.get("sigma"), float):
-        parts.append(f"suggested sigma {suggestion['sigma']:.3g}")
+def _shown_probe(number: int, tails: Tails) -> _ShownProbe:
+    layers = tails.body["layers"]
+    suggestion = tails.body.get("suggestion")
+    sigma = suggestion.get("sigma") if isinstance(suggestion, Mapping) else None
+    parts = [f"{len(layers)} activations", f"{tails.body.get('batches', '?')} batches"]
+    parts += [f"suggested sigma {sigma:.3g}"] if is_number(sigma) else []
     strip = [
-        (_TAIL_SIGNS.get(row["verdict"], ""), str(row["verdict"]), str(row.get("layer", "")))
+        (_TAIL_SIGNS.get(row["verdict"], ""), row["verdict"], row["layer"])
         for row in layers
-        if row.get("verdict")
+        if isinstance(row.get("verdict"), str)
     ]
-    return _ShownProbe(name, ", ".join(parts), _shown_table(table), strip, any(map(_has_alpha, layers)))
-
-
-def _notes(layers: list[dict[str, Any]]) -> list[str]:
-    """Those of the printed table, also of a file that lacks a field."""
-    blank = {"layer": "", "note": "", "not_finite": 0}
-    return notes([blank | row for row in layers])
-
-
-def _leading_number(text: str) -> float | None:
-    """
-    >>> _leading_number("1,024 (0.01)"), _leading_number("37%"), _leading_number("-")
-    (1024.0, 37.0, None)
-    """
-    found = re.match(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?", text)
-    return float(found[0].replace(",", "")) if found else None
+    table = layer_table(tails, f"probe{number}")
+    return _ShownProbe(tails.name, ", ".join(parts), table, strip, any("alpha" in row for row in layers))
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -155,7 +106,7 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "explorer": explorer_data(),
         "curves": [dataclasses.asdict(curve) | {"label": _label(curve)} for curve in report.curves],
-        "probes": [_probe_chart(body.get("layers") or []) for body in report.probes],
+        "probes": [_probe_chart(tails.body["layers"]) for tails in report.probes],
     }
 
 
@@ -166,13 +117,9 @@ def _label(curve: Curve) -> str:
         return curve.activation
 
 
-def _has_alpha(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("alpha"), float)
-
-
-def _probe_chart(layers: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _probe_chart(layers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     columns = ("layer", "alpha", "alpha_low", "alpha_high", "gaussian")
-    return {name: [row.get(name) for row in layers if _has_alpha(row)] for name in columns}
+    return {name: [row.get(name) for row in layers if "alpha" in row] for name in columns}
 
 
 def _json(value: Any) -> str:
@@ -216,6 +163,11 @@ def _plotly() -> str:
 def _inside_script(text: str) -> str:
     """As it may stand between script tags, unchanged by the parser, whose text the hash is of."""
     return "\n" + text.replace("\r\n", "\n").replace("</script", "<\\/script").strip() + "\n"
+
+
+def packed(text: str) -> str:
+    """For the browser's own DecompressionStream: a script of megabytes in a third of its length."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -1,218 +1,291 @@
-"""The paper's tables beside ours, in its layout, and tables of the same form for what it did not run."""
+"""The paper's tables beside ours, in its layout, and tables of the same form for what it did not run.
+
+Beside a number of the paper's stands ours at its own scale; reduced runs, which ask the same question of a
+smaller network, have columns of their own.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from iglu import zoo
 from iglu.lab import paper
-from iglu.lab.bench.tables import Table as BenchTable
-from iglu.lab.bench.tables import tables_of
+from iglu.lab.bench.tables import step_tables, table1
+from iglu.lab.probe import tables as tails
+from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
-from iglu.lab.report.cells import (
-    METRIC_LABELS,
-    MISSING,
-    NONE,
-    digits_of,
-    errata_of,
-    published_cell,
-)
-from iglu.lab.report.content import Cell, Table
-from iglu.lab.report.gather import Bench, Gathered
-from iglu.lab.report.probe_tables import own_probes, table5
-from iglu.lab.report.samples import (
+from iglu.lab.report.gather import Gathered
+from iglu.lab.results.comparison import (
     MARKING_RULE,
-    Mark,
+    METRIC_LABELS,
+    REFERENCES,
     Sample,
-    difference,
-    differences,
-    failure,
+    digits_of,
     marks,
-    samples,
+    setting_label,
+    setting_of,
 )
-from iglu.lab.report.speed_table import table1
-from iglu.lab.results.comparison import by_setting, setting_label
-from iglu.lab.runs.folder import Run
+from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
 
-REFERENCE = "relu"
+Samples = Mapping[Recipe, Mapping[str, Sample]]
 
 _OURS_NOTE = (
-    "Ours: mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. "
-    "Difference: ours minus the published number, where that is right; the interval is ours alone, since a "
-    "published number is one run. Reduced: the runs differ from the paper's in what the remark says."
+    "Ours: runs of the paper's own recipe, mean over seeds ± the 95% t-interval, of the last epoch; in "
+    "brackets the number of seeds. Difference: ours minus the published number, where that is right; the "
+    "interval is ours alone, since a published number is one run. Reduced: other runs of the same question, "
+    "which the remark names; differences to ReLU and GELU are paired by seed."
 )
 
 
 def all_tables(found: Gathered) -> tuple[Table, ...]:
     """Tables 1 to 5, then runs, probes and training steps of our own, then the errata."""
-    runs = list(found.runs)
+    left = dict(found.samples)
     run_tables = []
     for number in paper.RUN_TABLES:
-        table, used = _run_table(paper.run_table(number), runs)
+        table, used = _run_table(paper.run_table(number), left)
         run_tables.append(table)
-        runs = [run for run in runs if run.folder not in used]
-    steps = [(bench, step) for bench in found.benches for step in _training_steps(bench)]
+        left = {setting: of for setting, of in left.items() if setting not in used}
+    own = [
+        _own_run_table(setting, of, f"own{number}") for number, (setting, of) in enumerate(left.items(), 1)
+    ]
+    others = [
+        each
+        for each in found.probes
+        if not any(each is papers_probe(row, found.probes) for row in paper.table5())
+    ]
+    steps = [table for sitting in found.sittings for table in step_tables(sitting)]
     return (
-        table1(found.benches),
+        table1(found.sittings),
         *run_tables,
-        table5(found.probes),
-        *own_run_tables(runs),
-        *own_probes(found.probes),
-        *(_from_bench(bench, step, f"steps{number}") for number, (bench, step) in enumerate(steps, 1)),
+        table5(found),
+        *own,
+        *([tails.networks_table(others)] if others else []),
+        *steps,
         _errata(),
     )
 
 
-# -- cells of samples --------------------------------------------------------------------------------
+def scale_of(setting: Recipe, seeds: int) -> str:
+    """
+    >>> from iglu.lab.recipes import get_recipe
+    >>> scale_of(get_recipe("resnet20-cifar10-lt").replace(model="resnet8", size=16, epochs=40), 10)
+    'resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds'
+    """
+    parts = [
+        f"{setting.model} on {setting.dataset}" + (f" at {setting.ratio:g}:1" if setting.ratio > 1 else "")
+    ]
+    parts += [f"{setting.size} pixels"] if setting.size else []
+    parts += [f"{setting.tokenizer} tokens"] if setting.kind == "text" else []
+    parts += [] if setting.norm else ["no normalisation"]
+    parts += [f"{setting.last_epoch} {'epoch' if setting.last_epoch == 1 else 'epochs'}"]
+    return ", ".join([*parts, f"{seeds} {'seed' if seeds == 1 else 'seeds'}"])
 
 
-def _ours_cell(sample: Sample, metric: str, mark: Mark) -> Cell:
-    found = sample.estimate(metric)
-    if found is None:
-        return Cell("no metric", note=sample.note)
-    text = f"{found.text(digits_of(metric))} ({found.seeds})"
-    return Cell(text + (" reduced" if sample.is_reduced else ""), found.mean, mark, sample.note)
+# -- cells -----------------------------------------------------------------------------------------
 
 
-def _difference_cell(sample: Sample, metric: str, published: paper.Published | None) -> Cell:
-    found = sample.estimate(metric)
-    if found is None or published is None:
+def _published_cell(number: paper.Published | None, digits: int) -> Cell:
+    if number is None:
         return NONE
-    shift = published.right
-    moved = found._replace(mean=found.mean - shift, low=found.low - shift, high=found.high - shift)
-    return Cell(moved.text(digits_of(metric), "+"), moved.mean)
+    note = f"printed {number.printed:g}; {number.how}" if number.is_erratum else ""
+    return Cell(numbered(number.right, digits).text, number.right, note=note)
 
 
-# -- Tables 2 to 4 -------------------------------------------------------------------------------------
+def _ours_cell(sample: Sample | None, metric: str, mark: Mark = "") -> Cell:
+    if sample is None:
+        return NOT_RUN
+    found = sample.estimate(metric)
+    scale = scale_of(sample.setting, len(sample.runs))
+    note = "; ".join([scale, *sample.missing])
+    if found is None:
+        lost = "diverged" if sample.diverged else "not finished" if not sample.runs else "no such metric"
+        return Cell(lost, note=note)
+    return Cell(f"{found.text(digits_of(metric))} ({found.size})", found.value, mark, note)
 
 
-def _run_table(table: paper.Table, runs: Sequence[Run]) -> tuple[Table, set[Any]]:
-    """The table, and the folders of the runs it shows."""
-    by_activation: dict[str, list[Run]] = {}
-    for run in runs:
-        by_activation.setdefault(run.recipe.activation, []).append(run)
-    headers = [("", "activation")]
-    columns: list[list[tuple[Cell, Cell, Cell]]] = []
-    used = set()
-    for place, column in enumerate(table.columns):
-        label = METRIC_LABELS[column.metric]
-        headers += [(column.heading, f"{label}: {name}") for name in ("paper", "ours", "difference")]
-        fixed = _distinguishing(table, column.recipe)
-        candidates = {
-            name: [run for run in by_activation.get(name, []) if _is_of(run.recipe, column.recipe, fixed)]
-            for name in table.rows
-        }
-        chosen = {name: next(iter(samples(found, column.recipe)), None) for name, found in candidates.items()}
-        # The remark of a cell speaks also for runs of its recipe that failed or went to another epoch.
-        used |= {
-            run.folder
-            for name, sample in chosen.items()
-            for run in candidates[name]
-            if sample is None or differences(run.recipe, column.recipe) == sample.differences
-        }
-        marked = marks(list(chosen.values()), column.metric, column.lower_is_better)
-        cells = []
-        for (name, sample), mark in zip(chosen.items(), marked, strict=True):
-            published = table.rows[name][place]
-            first = published_cell(published, digits_of(column.metric))
-            if sample is None:
-                why = failure(candidates[name])
-                cells.append((first, Cell(why) if why else MISSING, NONE))
-            else:
-                ours = _ours_cell(sample, column.metric, mark)
-                cells.append((first, ours, _difference_cell(sample, column.metric, published)))
-        columns.append(cells)
-    rows = tuple(
-        (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
-        for line, name in enumerate(table.rows)
-    )
-    title = f"Table {table.number}. {table.caption}"
-    notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *errata_of(table.number))
-    return Table(f"table{table.number}", title, tuple(headers), rows, notes), used
+def _beside(sample: Sample | None, of: Mapping[str, Sample], reference: str, metric: str) -> Cell:
+    """The difference to the reference, paired by seed."""
+    other = of.get(reference)
+    if sample is None or other is None or sample.activation == reference:
+        return NONE
+    return estimated(sample.minus(other, metric), digits_of(metric), "+")
 
 
-def _distinguishing(table: paper.Table, recipe: Recipe) -> tuple[str, ...]:
-    """The fields that tell columns of one recipe apart, such as the ratio in Table 4."""
-    alike = [other.identity() for other in table.recipes if other.name == recipe.name]
-    return tuple(name for name in recipe.identity() if len({other[name] for other in alike}) > 1)
-
-
-def _is_of(recipe: Recipe, column: Recipe, fixed: Sequence[str]) -> bool:
-    return recipe.name == column.name and all(
-        getattr(recipe, name) == getattr(column, name) for name in fixed
-    )
-
-
-# -- our own runs --------------------------------------------------------------------------------------
-
-
-def own_run_tables(runs: Sequence[Run]) -> list[Table]:
-    """A table for each recipe that is no column of the paper's, with differences to ReLU."""
+def _errata_of(number: int) -> list[str]:
+    """What is wrong about a table as a whole; a wrong number is told at its cell."""
     return [
-        _own_run_table(setting, of_name, f"own{number}")
-        for number, (setting, of_name) in enumerate(by_setting(runs).items(), 1)
+        f"Erratum. {each.place}: printed {each.printed}; right: {each.right} ({each.how})."
+        for each in paper.errata()
+        if isinstance(each.right, str) and each.place.startswith(f"Table {number},")
     ]
 
 
-def _own_run_table(setting: Recipe, of_name: dict[str, list[Run]], key: str) -> Table:
-    chosen = {name: next(iter(samples(found, setting)), None) for name, found in of_name.items()}
-    reference = chosen.get(REFERENCE)
-    measured = {metric for sample in filter(None, chosen.values()) for metric in sample.runs[0].history[-1]}
-    shown = [metric for metric in METRIC_LABELS if metric in measured and metric != "train_loss"]
+# -- Tables 2 to 4 ---------------------------------------------------------------------------------
+
+
+def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Recipe]]:
+    """The table, and the settings it shows."""
+    names = list(table.rows)
     headers = [("", "activation")]
-    columns: list[list[tuple[Cell, Cell]]] = []
-    for metric in shown:
-        headers += [(METRIC_LABELS[metric], "ours"), (METRIC_LABELS[metric], "minus ReLU")]
-        marked = marks(list(chosen.values()), metric, metric in ("test_loss", "perplexity"))
-        cells = []
-        for (name, sample), mark in zip(chosen.items(), marked, strict=True):
-            if sample is None:
-                cells.append((Cell(failure(of_name[name])), NONE))
-            else:
-                ours = _ours_cell(sample, metric, mark)
-                cells.append((ours, _beside_reference(name, sample, reference, metric)))
-        columns.append(cells)
-    rows = tuple(
-        (Cell(zoo.parse(name).label), *(cell for cells in columns for cell in cells[line]))
-        for line, name in enumerate(of_name)
-    )
+    columns: list[list[Cell]] = [[Cell(zoo.parse(name).label) for name in names]]
+    used: set[Recipe] = set()
+    for recipe in table.recipes:
+        full = setting_of(recipe)
+        used |= {full} & samples.keys()
+        ours = [samples.get(full, {}).get(name) for name in names]
+        mine = [column for column in table.columns if column.recipe == recipe]
+        for column in mine:
+            metric, place = column.metric, table.columns.index(column)
+            published = [table.rows[name][place] for name in names]
+            headers += [
+                (column.heading, f"{METRIC_LABELS[metric]}: {name}")
+                for name in ("paper", "ours", "difference")
+            ]
+            columns.append([_published_cell(number, digits_of(metric)) for number in published])
+            marked = marks(ours, metric)
+            columns.append([_ours_cell(each, metric, mark) for each, mark in zip(ours, marked, strict=True)])
+            columns.append([_gap(each, metric, number) for each, number in zip(ours, published, strict=True)])
+        reduced = reduced_setting(samples, recipe, mine[-1].beside, _distinguishing(table, recipe))
+        if reduced is not None:
+            used.add(reduced)
+            metric = mine[-1].metric
+            of = samples[reduced]
+            chosen = [of.get(name) for name in names]
+            labels = [METRIC_LABELS[metric], *(f"- {zoo.ZOO[name].label}" for name in REFERENCES)]
+            headers += [(f"{mine[-1].heading}: reduced", label) for label in labels]
+            marked = marks(chosen, metric)
+            columns.append(
+                [_ours_cell(each, metric, mark) for each, mark in zip(chosen, marked, strict=True)]
+            )
+            columns += [[_beside(each, of, reference, metric) for each in chosen] for reference in REFERENCES]
+    title = f"Table {table.number}. {table.caption}"
+    notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *_errata_of(table.number))
+    rows = tuple(zip(*columns, strict=True))
+    return Table(f"table{table.number}", title, tuple(headers), rows, notes), used
+
+
+def _gap(sample: Sample | None, metric: str, published: paper.Published | None) -> Cell:
+    found = None if sample is None else sample.estimate(metric)
+    if found is None or published is None:
+        return NONE
+    return estimated(found.moved(-published.right), digits_of(metric), "+")
+
+
+def reduced_setting(samples: Samples, recipe: Recipe, beside: str, fixed: Iterable[str]) -> Recipe | None:
+    """The setting of most runs that asks what ``recipe`` asks, of fewer or smaller things: of its name or of
+    the one named ``beside``, and alike in the ``fixed`` fields."""
+    fields = tuple(fixed)
+    candidates = [
+        setting
+        for setting, of in samples.items()
+        if setting.name in (recipe.name, beside) and setting != setting_of(recipe)
+        and all(getattr(setting, name) == getattr(recipe, name) for name in fields)
+        and any(sample.runs for sample in of.values())
+    ]  # fmt: skip
+    return max(candidates, key=lambda each: sum(len(s.runs) for s in samples[each].values()), default=None)
+
+
+def _distinguishing(table: paper.RunTable, recipe: Recipe) -> tuple[str, ...]:
+    """The fields that tell columns of one recipe apart, such as the ratio in Table 4; and normalisation."""
+    alike = [other.identity() for other in table.recipes if other.name == recipe.name]
+    return (*(name for name in recipe.identity() if len({other[name] for other in alike}) > 1), "norm")
+
+
+# -- our own runs ----------------------------------------------------------------------------------
+
+
+def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table:
+    measured = {metric for sample in of.values() for run in sample.runs for metric in run.last}
+    metrics = [metric for metric in METRIC_LABELS if metric in measured and metric != "train_loss"]
+    headers = [("", "activation")]
+    columns = [[Cell(zoo.parse(name).label) for name in of]]
+    for metric in metrics or [""]:
+        label = METRIC_LABELS.get(metric, "runs")
+        headers += [(label, "ours"), (label, "minus ReLU")]
+        marked = marks(list(of.values()), metric)
+        columns.append(
+            [_ours_cell(each, metric, mark) for each, mark in zip(of.values(), marked, strict=True)]
+        )
+        columns.append([_beside(each, of, REFERENCES[0], metric) for each in of.values()])
     notes = (
         f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper's. "
         "Mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. Minus "
         "ReLU: paired by seed.",
         MARKING_RULE,
     )
-    return Table(key, f"Our own runs: {setting_label(setting)}", tuple(headers), rows, notes)
+    title = f"Our own runs: {setting_label(setting)}"
+    return Table(key, title, tuple(headers), tuple(zip(*columns, strict=True)), notes)
 
 
-def _beside_reference(name: str, sample: Sample, reference: Sample | None, metric: str) -> Cell:
-    if name == REFERENCE or reference is None or sample.epochs != reference.epochs:
-        return NONE
-    found = difference(sample, reference, metric)
-    if found is None:
-        return NONE
-    return Cell(found.text(digits_of(metric), "+"), found.mean)
+# -- Table 5 ---------------------------------------------------------------------------------------
 
 
-# -- the rest ------------------------------------------------------------------------------------------
+def papers_probe(row: paper.TailRow, probes: Iterable[Tails]) -> Tails | None:
+    """The probe of a network of Table 5, of its own recipe."""
+    fitting = (each for each in probes if each.recipe is not None and _is_row(each.recipe, row))
+    return next(fitting, None)
 
 
-def _training_steps(bench: Bench) -> list[BenchTable]:
-    return tables_of([row for row in bench.rows if row["kind"] == "training"], ())
+def _is_row(recipe: Recipe, row: paper.TailRow) -> bool:
+    return recipe.replace(seed=0).identity() == row.recipe.replace(seed=0).identity()
 
 
-def _from_bench(bench: Bench, table: BenchTable, key: str) -> Table:
-    """A table of ``iglu bench`` as one of the report's."""
-    headers = tuple(("", " ".join(header.split())) for header in table.headers)
-    rows = tuple(tuple(Cell(text, _leading_number(text)) for text in line) for line in table.rows)
-    return Table(key, table.title, headers, rows, (table.caption, f"{bench.path}; {bench.sentence}"))
+def reduced_tails(row: paper.TailRow, samples: Samples) -> Sample | None:
+    """Reduced runs of the same question, whose last line has their tails."""
+    with_tails = {
+        setting: of
+        for setting, of in samples.items()
+        if (sample := of.get(row.recipe.activation)) is not None
+        and tails.sample_tails(sample, "alpha") is not None
+    }
+    chosen = reduced_setting(with_tails, row.recipe, row.beside, ("norm",))
+    return None if chosen is None else with_tails[chosen][row.recipe.activation]
 
 
-def _leading_number(text: str) -> float | None:
-    found = re.match(r"[±+-]?[\d,]*\.?\d+", text)
-    return float(found[0].lstrip("±").replace(",", "")) if found else None
+def table5(found: Gathered) -> Table:
+    alpha = tails.HEADERS[0][0]
+    reduced = {row: reduced_tails(row, found.samples) for row in paper.table5()}
+    headers = (
+        ("", "network"), ("", "normalisation"), (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
+        *tails.HEADERS[1:5], ("sigma", "paper"), tails.HEADERS[5],
+        ("reduced, over seeds", "alpha"), ("reduced, over seeds", "xi over a Gaussian's"),
+    )  # fmt: skip
+    rows = []
+    for row, sample in reduced.items():
+        printed = Cell(row.outcome) if row.alpha is None else _published_cell(row.alpha, 1)
+        probe = papers_probe(row, found.probes)
+        if probe is None:
+            cells = [NOT_RUN, NONE, *[NOT_RUN] * 4]
+            suggested = NOT_RUN
+        else:
+            first, *rest, suggested = tails.tail_cells(probe.body)
+            gap = None if row.alpha is None or first.number is None else first.number - row.alpha.right
+            cells = [first, numbered(gap, 1, "+"), *rest]
+        sigma = NONE if row.sigma is None else Cell(f"{row.sigma:g}", row.sigma)
+        rows.append(
+            (
+                Cell(row.model),
+                Cell(row.norm or "none"),
+                printed,
+                *cells,
+                sigma,
+                suggested,
+                *_reduced_cells(sample),
+            )
+        )
+    has_reduced = any(reduced.values())
+    content = paper.paper()["table5"]
+    notes = (f"The paper: {content['setup']}.", tails.NOTE, *_errata_of(5))
+    table = Table("table5", f"Table 5. {content['caption']}", headers, tuple(rows), notes)
+    return table if has_reduced else table.columns(range(len(headers) - 2))
+
+
+def _reduced_cells(sample: Sample | None) -> Sequence[Cell]:
+    if sample is None:
+        return (NOT_RUN, NOT_RUN)
+    note = "; ".join([scale_of(sample.setting, len(sample.runs)), *sample.missing])
+    alpha, excess = (tails.sample_tails(sample, name) for name in ("alpha", "excess"))
+    return (estimated(alpha, 1, note=note), estimated(excess, 2))
 
 
 def _errata() -> Table:

@@ -9,7 +9,8 @@ import datetime
 import os
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -53,6 +54,16 @@ class Provenance:
             self.date[:10],
         ]
         return "; ".join(parts)
+
+
+def sentence_of(content: object) -> str:
+    """Of a provenance that was written down; "no provenance" where it was not, or not whole."""
+    if not isinstance(content, Mapping):
+        return "no provenance"
+    try:
+        return Provenance(**{each.name: content[each.name] for each in fields(Provenance)}).sentence()
+    except (KeyError, TypeError, AttributeError):
+        return "no provenance"
 
 
 def collect() -> Provenance:

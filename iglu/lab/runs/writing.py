@@ -17,7 +17,7 @@ from iglu.lab.runs.folder import PROVENANCE, RECIPE, STATE, Run, read_run
 from iglu.lab.runs.storage import remove_unfinished, write_json, write_json_lines
 
 
-class FolderInUseError(RuntimeError):
+class FolderInUseError(BlockingIOError):
     """Another process is at this run."""
 
 

@@ -1,5 +1,5 @@
 """A grid of runs, here or on a Ray cluster.
 
-grid (which cells, which are left) -> estimate (how long) -> local (processes here) or cluster (Ray), each
-cell by cell.carry_out -> runs in their folders -> means and differences.
+grid (which runs, which are left) -> estimate (how long) -> local (processes here) or cluster (Ray), each
+run by work.carry_out -> runs in their folders -> means and differences.
 """

@@ -1,6 +1,6 @@
-"""The same cells on a Ray cluster: a task each, begun again when its worker or its node dies.
+"""The same runs on a Ray cluster: a task each, begun again when its worker or its node dies.
 
-Where the folder of runs is shared by the nodes, a cell that is begun again goes on from its checkpoint;
+Where the folder of runs is shared by the nodes, a run that is begun again goes on from its checkpoint;
 where it is not, it starts anew, and its metrics (not its weights) are brought to this machine.
 """
 
@@ -17,9 +17,9 @@ from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, PROVENANCE, RECIPE, STATE
 from iglu.lab.runs.storage import write_atomically
-from iglu.lab.sweep.cell import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
+from iglu.lab.sweep.work import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
 
-# A cell that has said nothing for so many seconds is not running.
+# A run that has said nothing for so many seconds is not running.
 SILENCE = 10.0
 
 # What is brought here from a node with a disk of its own; the recipe last, for with it the folder is a run's.
@@ -29,7 +29,7 @@ Answer = tuple[Outcome, dict[str, bytes]]
 
 
 class Board:
-    """An actor where the cells say how far they are, and learn whether to stop."""
+    """An actor where the runs say how far they are, and learn whether to stop."""
 
     def __init__(self) -> None:
         self.said: dict[int, tuple[float, Progress | None]] = {}
@@ -40,7 +40,7 @@ class Board:
         return self.is_stop_wanted
 
     def running(self) -> dict[int, Progress | None]:
-        """The cells that have spoken lately."""
+        """The runs that have spoken lately."""
         now = time.monotonic()
         return {number: said for number, (when, said) in self.said.items() if now - when < SILENCE}
 
@@ -49,7 +49,7 @@ class Board:
 
 
 def run_on_ray(
-    cells: Sequence[Recipe],
+    recipes: Sequence[Recipe],
     *,
     address: str,
     out: Path,
@@ -60,9 +60,9 @@ def run_on_ray(
     watcher: Watcher | None = None,
     is_stop_wanted: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Carry out the cells on the cluster at ``address``; as :func:`iglu.lab.sweep.local.run_local` otherwise.
+    """Carry out the runs on the cluster at ``address``; as :func:`iglu.lab.sweep.local.run_local` otherwise.
 
-    ``cpus`` are by default a cell's threads.  ``out`` and ``data`` are the same path on every node.
+    ``cpus`` are by default a run's threads.  ``out`` and ``data`` are the same path on every node.
     """
     try:
         import ray
@@ -72,7 +72,7 @@ def run_on_ray(
     if not is_guest:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        sweep = _Sweep(ray, cells, out.resolve(), data, watcher or Watcher())
+        sweep = _Sweep(ray, recipes, out.resolve(), data, watcher or Watcher())
         sweep.begin(cpus, gpus, retries)
         return sweep.follow(is_stop_wanted)
     finally:
@@ -84,9 +84,9 @@ class _Sweep:
     """The driver's side."""
 
     def __init__(
-        self, ray: Any, cells: Sequence[Recipe], out: Path, data: Path | str | None, watcher: Watcher
+        self, ray: Any, recipes: Sequence[Recipe], out: Path, data: Path | str | None, watcher: Watcher
     ) -> None:
-        self.ray, self.cells, self.out, self.watcher = ray, cells, out, watcher
+        self.ray, self.runs, self.out, self.watcher = ray, recipes, out, watcher
         self.data = None if data is None else Path(data).expanduser().resolve()
         self.pending: dict[Any, int] = {}
 
@@ -97,16 +97,16 @@ class _Sweep:
         # On the driver's node: should that die, there is no sweep any more.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.board = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote()
-        task = ray.remote(_cell)
-        for number, cell in enumerate(self.cells):
-            wanted = {"CPU": cpus if cpus is not None else float(cell.threads or 1), "GPU": gpus}
+        task = ray.remote(_task)
+        for number, recipe in enumerate(self.runs):
+            wanted = {"CPU": cpus if cpus is not None else float(recipe.threads or 1), "GPU": gpus}
             options = task.options(
-                num_cpus=wanted["CPU"], num_gpus=gpus, max_retries=retries, name=cell.folder_name
+                num_cpus=wanted["CPU"], num_gpus=gpus, max_retries=retries, name=recipe.folder_name
             )
-            self.pending[options.remote(number, cell, self.data, self.out, self.board)] = number
-        if self.cells and not any(_has(node, wanted) for node in ray.nodes()):
+            self.pending[options.remote(number, recipe, self.data, self.out, self.board)] = number
+        if self.runs and not any(_has(node, wanted) for node in ray.nodes()):
             self.watcher.noted(
-                f"No node has {wanted['CPU']:g} CPUs and {gpus:g} GPUs; the cells wait until one joins."
+                f"No node has {wanted['CPU']:g} CPUs and {gpus:g} GPUs; the runs wait until one joins."
             )
 
     def follow(self, is_stop_wanted: Callable[[], bool]) -> list[Outcome]:
@@ -115,7 +115,7 @@ class _Sweep:
         while self.pending:
             running = self.ray.get(self.board.running.remote())
             for number in set(running) & set(self.pending.values()):
-                self.watcher.progressed(self.cells[number], running[number])
+                self.watcher.progressed(self.runs[number], running[number])
             if is_stop_wanted():
                 if not is_stopping:
                     self.ray.get(self.board.stop.remote())
@@ -131,24 +131,24 @@ class _Sweep:
         return outcomes
 
     def _outcome(self, task: Any, number: int) -> Outcome | None:
-        """None for a cell that was not begun."""
-        cell = self.cells[number]
+        """None for a run that was not begun."""
+        recipe = self.runs[number]
         try:
             answer: Answer | None = self.ray.get(task)
         except self.ray.exceptions.TaskCancelledError:
             return None
         except self.ray.exceptions.RayError as error:
             first = (str(error).splitlines() or [""])[0]
-            return Outcome(cell, None, f"{type(error).__name__}: {first}")
+            return Outcome(recipe, None, f"{type(error).__name__}: {first}")
         if answer is None:
             return None
         outcome, files = answer
-        keep(files, self.out / cell.folder_name)
+        keep(files, self.out / recipe.folder_name)
         return outcome
 
 
 def keep(files: dict[str, bytes], folder: Path) -> None:
-    """Write down what a cell left on another machine, unless the folder is shared and has it."""
+    """Write down what a run left on another machine, unless the folder is shared and has it."""
     state = folder / STATE
     if files and not (state.exists() and state.read_bytes() == files[STATE]):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,8 +166,8 @@ def _has(node: dict[str, Any], wanted: dict[str, float]) -> bool:
 # -- on a node -------------------------------------------------------------------------------------
 
 
-def _cell(number: int, recipe: Recipe, data: Path | None, out: Path, board: Any) -> Answer | None:
-    """One cell; None if the sweep is to stop before it has begun."""
+def _task(number: int, recipe: Recipe, data: Path | None, out: Path, board: Any) -> Answer | None:
+    """One run; None if the sweep is to stop before it has begun."""
     with _Line(board, number) as line:
         if line.report(None):
             return None
@@ -179,7 +179,7 @@ def _cell(number: int, recipe: Recipe, data: Path | None, out: Path, board: Any)
 
 class _Line:
     """The line to the board, in a thread of its own: while the main thread of a task waits for an answer, Ray
-    takes its CPU for free and begins another cell on it."""
+    takes its CPU for free and begins another run on it."""
 
     def __init__(self, board: Any, number: int) -> None:
         self.board, self.number = board, number

@@ -1,4 +1,4 @@
-"""A sweep as it goes: a live line for each running cell in a terminal, elsewhere a plain line when a cell
+"""A sweep as it goes: a live line for each running run in a terminal, elsewhere a plain line when a run
 begins and ends."""
 
 from __future__ import annotations
@@ -6,22 +6,23 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from iglu.lab.console import Terminal
 from iglu.lab.recipes import Recipe
-from iglu.lab.sweep.cell import Outcome, Progress, Watcher
 from iglu.lab.sweep.estimate import in_words
+from iglu.lab.sweep.work import Outcome, Progress, Watcher
 from iglu.lab.training.progress import conclude
 
 
 class Lines(Watcher):
-    """Shows ``total`` cells on the console while the context lasts."""
+    """Shows ``total`` runs on the console while the context lasts."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Terminal, total: int) -> None:
         self.console, self.total = console, total
         self.running: dict[Recipe, Progress | None] = {}
         self.ends: list[Outcome] = []
@@ -50,10 +51,10 @@ class Lines(Watcher):
         self.noted(f"{len(self.ends):>4}/{self.total}  {outcome.recipe.folder_name}  {how}")
 
     def noted(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.say(text)
 
     def picture(self) -> RenderableType:
-        """A line a running cell, and one for the others."""
+        """A line a running run, and one for the others."""
         grid = Table.grid(padding=(0, 1))
         for column in range(4):
             grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if column == 3 else None)

@@ -1,6 +1,6 @@
-"""A grid of runs: which cells it has, and which of them are left.
+"""A grid of runs: which runs it has, and which of them are left.
 
-A cell is a recipe with its activation and seed set; its folder tells whether it is done, so that a sweep
+A run is a recipe with its activation and seed set; its folder tells whether it is done, so that a sweep
 keeps no state of its own and goes on after anything, also with more seeds or activations than before.
 """
 
@@ -50,10 +50,10 @@ class Grid(NamedTuple):
     plan: Plan | None = None
 
     @property
-    def cells(self) -> tuple[Recipe, ...]:
+    def runs(self) -> tuple[Recipe, ...]:
         """The seeds outermost, so that a whole picture appears early."""
-        cells = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
-        return tuple(dict.fromkeys(cells))
+        recipes = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
+        return tuple(dict.fromkeys(recipes))
 
 
 def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Grid:
@@ -63,10 +63,12 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
     elif target.endswith(".toml"):
         found = _from_file(Path(target))
     else:
+        if target == "table1":
+            raise MistakeError("Table 1 is time, not training: iglu bench measures it")
         near = difflib.get_close_matches(target, TABLES, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(TABLES)} and FILE.toml."
         raise MistakeError(f"Unknown sweep {target!r}. {hint}")
-    # One thread unless more are asked for: cells beside each other are faster than threads inside one.
+    # One thread unless more are asked for: runs beside each other are faster than threads inside one.
     changed = tuple(_but(_one_thread(recipe), changes or {}) for recipe in found.recipes)
     if seeds is not None and seeds < 1:
         raise MistakeError(f"--seeds must be at least 1, got {seeds}")
@@ -158,7 +160,7 @@ def _but(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             raise MistakeError(f"{name} cannot be set: the {_OF_THE_GRID[name]} of a sweep are its grid")
         if name in ("devices", "nodes"):
             raise MistakeError(
-                f"{name} cannot be set: a cell has one process; for more, torchrun and iglu train"
+                f"{name} cannot be set: a run has one process; for more, torchrun and iglu train"
             )
     changed = recipe.replace(**{name: checked(name, value) for name, value in changes.items()})
     with as_mistakes():
@@ -170,7 +172,7 @@ def _but(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 class Survey(NamedTuple):
-    """The cells as their folders tell of them."""
+    """The runs as their folders tell of them."""
 
     done: list[Run]  # finished or diverged
     left: list[Recipe]
@@ -178,20 +180,20 @@ class Survey(NamedTuple):
     complaints: list[str]
 
 
-def survey(cells: Iterable[Recipe], out: Path, elsewhere: Iterable[Run] = ()) -> Survey:
+def survey(recipes: Iterable[Recipe], out: Path, elsewhere: Iterable[Run] = ()) -> Survey:
     """In their folders below ``out``, or among runs that are done ``elsewhere``."""
     found = Survey([], [], {}, [])
     others = {run.name: run for run in elsewhere}
-    for cell in cells:
-        run = others.get(cell.folder_name)
-        if run is None or not run.is_done_for(cell):
-            run = _existing(out / cell.folder_name, found.complaints)
-        if run is not None and run.is_done_for(cell):
+    for recipe in recipes:
+        run = others.get(recipe.folder_name)
+        if run is None or not run.is_done_for(recipe):
+            run = _existing(out / recipe.folder_name, found.complaints)
+        if run is not None and run.is_done_for(recipe):
             found.done.append(run)
         else:
-            found.left.append(cell)
+            found.left.append(recipe)
             if run is not None:
-                found.begun[cell] = run
+                found.begun[recipe] = run
     return found
 
 

@@ -1,7 +1,7 @@
-"""Cells on this machine, several at a time, each in a process of its own that may die without the others.
+"""Runs on this machine, several at a time, each in a process of its own that may die without the others.
 
-Workers are fresh processes (a fork of one that has used threads may hang) and live on from cell to cell,
-since importing torch takes seconds.  One that is killed takes its cell down and nothing else; when the sweep
+Workers are fresh processes (a fork of one that has used threads may hang) and live on from run to run,
+since importing torch takes seconds.  One that is killed takes its run down and nothing else; when the sweep
 itself is killed, its workers see the pipe close, stop at a checkpoint, and are gone soon in any case.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from iglu.lab.recipes import Recipe
-from iglu.lab.sweep.cell import Outcome, Progress, Watcher, carry_out
+from iglu.lab.sweep.work import Outcome, Progress, Watcher, carry_out
 
 STOP = "stop"  # what a worker is told; otherwise a recipe, or None to go home
 
@@ -33,7 +33,7 @@ _PROCESSES = multiprocessing.get_context("spawn")
 
 
 def run_local(
-    cells: Sequence[Recipe],
+    recipes: Sequence[Recipe],
     *,
     out: Path,
     data: Path | str | None = None,
@@ -41,10 +41,10 @@ def run_local(
     watcher: Watcher | None = None,
     is_stop_wanted: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Carry out the cells, ``jobs`` at a time, until all have ended or a stop is wanted: then those that run
+    """Carry out the runs, ``jobs`` at a time, until all have ended or a stop is wanted: then those that run
     stop at a checkpoint and the others are not begun.  In the order in which they ended."""
     watcher = Watcher() if watcher is None else watcher
-    waiting, outcomes = deque(cells), list[Outcome]()
+    waiting, outcomes = deque(recipes), list[Outcome]()
     workers: list[_Worker] = []
     try:
         while True:
@@ -54,18 +54,18 @@ def run_local(
                     worker.stop()
             while waiting and (free := _free(workers, jobs, data, out)) is not None:
                 free.begin(waiting.popleft())
-            busy = {worker.connection: worker for worker in workers if worker.cell is not None}
+            busy = {worker.connection: worker for worker in workers if worker.recipe is not None}
             if not busy:
                 break
             for connection in wait(list(busy), timeout=0.2):
                 worker = busy[connection]  # type: ignore[index]
-                cell, message = worker.cell, worker.hear()
-                assert cell is not None
+                recipe, message = worker.recipe, worker.hear()
+                assert recipe is not None
                 if isinstance(message, Outcome):
                     outcomes.append(message)
                     watcher.ended(message)
                 else:
-                    watcher.progressed(cell, message)
+                    watcher.progressed(recipe, message)
         for worker in workers:
             worker.dismiss()
     finally:
@@ -75,11 +75,11 @@ def run_local(
 
 
 class _Worker:
-    """A process that carries out one cell after the other."""
+    """A process that carries out one run after the other."""
 
     def __init__(self, number: int, data: Path | str | None, out: Path) -> None:
         self.number = number
-        self.cell: Recipe | None = None
+        self.recipe: Recipe | None = None
         self.is_stopping = False
         self.connection, theirs = _PROCESSES.Pipe()
         arguments = (theirs, _device(number), data, out)
@@ -87,9 +87,9 @@ class _Worker:
         self.process.start()
         theirs.close()  # or its end would stay open when the worker dies
 
-    def begin(self, cell: Recipe) -> None:
-        self.cell = cell
-        self._tell(cell)
+    def begin(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._tell(recipe)
 
     def stop(self) -> None:
         if not self.is_stopping:
@@ -97,16 +97,16 @@ class _Worker:
             self._tell(STOP)
 
     def hear(self) -> Outcome | Progress | None:
-        """What it has to say; if it is dead, that its cell failed."""
-        assert self.cell is not None
+        """What it has to say; if it is dead, that its run failed."""
+        assert self.recipe is not None
         message: Outcome | Progress | None
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            message = Outcome(self.cell, None, _death(self.process.exitcode))
+            message = Outcome(self.recipe, None, _death(self.process.exitcode))
         if isinstance(message, Outcome):
-            self.cell = None
+            self.recipe = None
         return message
 
     def dismiss(self) -> None:
@@ -126,7 +126,7 @@ class _Worker:
 
 def _free(workers: list[_Worker], jobs: int, data: Path | str | None, out: Path) -> _Worker | None:
     """A worker with nothing to do, made if there may be one more; None if all are busy."""
-    for worker in [worker for worker in workers if worker.cell is None]:
+    for worker in [worker for worker in workers if worker.recipe is None]:
         if worker.process.is_alive():
             return worker
         workers.remove(worker)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from iglu.lab.console import Terminal
 from iglu.lab.data.longtail import SHOTS
 from iglu.lab.runs.folder import Row, Run
 from iglu.lab.training.loop import Observer, Training
@@ -52,21 +52,20 @@ class Display(Observer):
     """Shows a run: a bar with loss, speed and time left if the console is a terminal, else a line an epoch
     (and one a minute inside long ones)."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = Console() if console is None else console
+    def __init__(self, console: Terminal | None = None) -> None:
+        self.console = Terminal() if console is None else console
         self.bar: Progress | None = None
         self.last_line = time.monotonic()
 
     def started(self, training: Training) -> None:
         recipe = training.recipe
-        self.console.print(
+        self.console.say(
             f"{recipe.name}, {recipe.activation}, seed {recipe.seed}: {training.task.samples:,} samples, "
             f"{training.steps} steps an epoch, {recipe.last_epoch} of {recipe.epochs} epochs, "
-            f"in {training.folder}",
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
+            f"in {training.folder}"
+        )
         for note in training.notes:
-            self.console.print(note, soft_wrap=True, highlight=False)
+            self.console.say(note)
         if self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
@@ -101,7 +100,7 @@ class Display(Observer):
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(text, soft_wrap=True, highlight=False)
+        self.console.say(text)
 
 
 class TensorBoard(Observer):

@@ -13,13 +13,10 @@ from iglu.lab.results.style import pictures, save
 
 
 def draw_figures(found: Gathered, curves: Sequence[Curve], folder: Path) -> tuple[Figure, ...]:
-    """Draw everything that can be drawn; a picture that is there for want of whose data is removed."""
+    """Draw everything that can be drawn."""
     figures = []
     with pictures():
         for drawing in (*function_figures(), *measured_figures(found, curves)):
             path = save(drawing.draw(), folder, drawing.key)
             figures.append(Figure(drawing.key, drawing.title, drawing.alt, (path, path.with_suffix(".svg"))))
-    drawn = {path for figure in figures for path in figure.paths}
-    for stale in {*folder.glob("*.png"), *folder.glob("*.svg")} - drawn:
-        stale.unlink()
     return tuple(figures)

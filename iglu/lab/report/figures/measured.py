@@ -11,15 +11,13 @@ from typing import Any
 
 from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
-from iglu.lab.report.cells import METRIC_LABELS
+from iglu.lab.bench.sittings import Timing
 from iglu.lab.report.content import Curve
 from iglu.lab.report.curves import CURVED
 from iglu.lab.report.figures.drawing import Drawing
-from iglu.lab.report.gather import Gathered, ProbeRecord
-from iglu.lab.report.samples import Sample, samples
-from iglu.lab.results.comparison import by_setting, setting_label
+from iglu.lab.report.gather import Gathered
+from iglu.lab.results.comparison import METRIC_LABELS, Sample, setting_label
 from iglu.lab.results.style import BLACK, BLUE, OTHER, line
-from iglu.lab.runs.folder import Row
 
 _MOST_LINES = 12  # of curves in one picture
 _MOST_OF_A_KIND = 6
@@ -47,10 +45,10 @@ def _key(text: str) -> str:
 
 def _speeds(found: Gathered) -> Iterator[Drawing]:
     """For each device, precision and number of threads, the sitting with most sizes, the newest of equals."""
-    best: dict[tuple[str, str, int], tuple[int, list[Row]]] = {}
-    for bench in sorted(found.benches, key=lambda bench: bench.date, reverse=True):
-        groups: dict[tuple[str, str, int], list[Row]] = {}
-        for row in bench.rows:
+    best: dict[tuple[str, str, int], tuple[int, list[Timing]]] = {}
+    for sitting in sorted(found.sittings, key=lambda sitting: sitting.date, reverse=True):
+        groups: dict[tuple[str, str, int], list[Timing]] = {}
+        for row in sitting.rows:
             if row["kind"] == "operation":
                 groups.setdefault((row["device"], row["dtype"], row["threads"]), []).append(row)
         for key, rows in groups.items():
@@ -128,12 +126,8 @@ def _keep_to_means(axis: Any, curves: Sequence[Curve]) -> None:
 
 
 def _all_shots(found: Gathered) -> Iterator[Drawing]:
-    for setting, by_activation in by_setting(run for run in found.runs if run.history).items():
-        chosen: dict[str, Sample] = {}
-        for name, runs in by_activation.items():
-            sample = next(iter(samples(runs, setting)), None)
-            if sample is not None and all(sample.having(metric) for metric in _SHOTS):
-                chosen[name] = sample
+    for setting, of in found.samples.items():
+        chosen = {name: each for name, each in of.items() if all(each.values(metric) for metric in _SHOTS)}
         if chosen:
             yield Drawing(
                 _key(f"shots-{setting_label(setting)}"),
@@ -153,8 +147,8 @@ def _draw_shots(chosen: dict[str, Sample]) -> Any:
             found = sample.estimate(name)
             if found is None:
                 continue
-            axis.barh(place, found.mean, height=0.7, color=line(activation)["color"])
-            if math.isfinite(found.low):
+            axis.barh(place, found.value, height=0.7, color=line(activation)["color"])
+            if found.has_interval:
                 # Vermilion and black bars need a whisker that shows on both.
                 for colour, width in (("white", 3.4), (OTHER if activation == "relu" else BLACK, 1.2)):
                     axis.plot([found.low, found.high], [place, place], color=colour, linewidth=width)
@@ -168,13 +162,11 @@ def _draw_shots(chosen: dict[str, Sample]) -> Any:
 
 # -- Hill plots ----------------------------------------------------------------------------------------
 
-_HILL = ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
-
 
 def _all_hills(found: Gathered) -> Iterator[Drawing]:
     """Of probes whose file has the curve."""
     for probe in found.probes:
-        hills = _hills(probe)
+        hills = probe.body["hill"]
         if hills:
             yield Drawing(
                 _key(f"hill-{probe.name}"),
@@ -184,23 +176,6 @@ def _all_hills(found: Gathered) -> Iterator[Drawing]:
                 "at the same k.",
                 functools.partial(_draw_hills, hills),
             )
-
-
-def _hills(probe: ProbeRecord) -> dict[str, dict[str, list[float]]]:
-    body = probe.body.get("hill")
-    if not isinstance(body, dict):
-        return {}
-    return {
-        str(layer): curve for layer, curve in body.items()
-        if isinstance(curve, dict) and all(_is_row_of_numbers(curve.get(name)) for name in _HILL)
-        and len({len(curve[name]) for name in _HILL}) == 1
-    }  # fmt: skip
-
-
-def _is_row_of_numbers(values: Any) -> bool:
-    return (
-        isinstance(values, list) and len(values) > 1 and all(isinstance(each, int | float) for each in values)
-    )
 
 
 def _draw_hills(hills: dict[str, dict[str, list[float]]]) -> Any:

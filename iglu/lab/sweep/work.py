@@ -1,4 +1,4 @@
-"""One cell of a sweep, wherever it runs: carried out, told about, and how it went."""
+"""One run of a sweep, wherever it runs: carried out, told about, and how it went."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.tails import tail_observers
 from iglu.lab.training.tasks import load_task
 
-# How long a cell waits for a folder that another process holds: one that was killed a moment ago may not be
+# How long a run waits for a folder that another process holds: one that was killed a moment ago may not be
 # gone yet, and a file server may keep the lock of a dead machine for its lease, a minute or two.
 PATIENCE = 300.0
 
-# Seconds between two words of a cell about itself.
+# Seconds between two words of a run about itself.
 REPORT_EVERY = 0.5
 
 
 class Progress(NamedTuple):
-    """How far a cell is."""
+    """How far a run is."""
 
     epoch: int  # the one it is in, from 1
     epochs: int
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell went.  A run that diverged or was stopped is a run; without one the cell failed."""
+    """How it went.  One that diverged or was stopped is a run; without a run it failed."""
 
     recipe: Recipe
     run: Run | None
@@ -48,10 +48,10 @@ class Watcher:
     """Is told how a sweep goes; every method may be left as it is."""
 
     def progressed(self, recipe: Recipe, progress: Progress | None) -> None:
-        """A cell works; without ``progress`` it has begun and prepares its data."""
+        """A run works; without ``progress`` it has begun and prepares its data."""
 
     def ended(self, outcome: Outcome) -> None:
-        """A cell has ended or was stopped."""
+        """A run has ended or was stopped."""
 
     def noted(self, text: str) -> None:
         """Something that concerns them all."""
@@ -86,7 +86,7 @@ def carry_out(
     report: Callable[[Progress], bool],
     patience: float = PATIENCE,
 ) -> Outcome:
-    """Run one cell, or go on with it; whatever goes wrong is in the outcome, so that the others go on."""
+    """Carry it out, or go on with it; whatever goes wrong is in the outcome, so that the others go on."""
     deadline = time.monotonic() + patience
     while isinstance(found := _attempt(recipe, data, out, Relay(report)), FolderInUseError):
         waiting = Progress(0, recipe.last_epoch, 0.0, "waits for its folder, which another process holds")
@@ -109,15 +109,17 @@ def _attempt(
         return Outcome(recipe, None, f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def missing_data(cells: Sequence[Recipe], data: Path | str | None) -> list[Outcome]:
-    """The cells whose data cannot be had, found by loading each set once: better one failed download than
-    one a cell, and a text is tokenised before several processes would do it at the same time."""
+def missing_data(recipes: Sequence[Recipe], data: Path | str | None) -> list[Outcome]:
+    """The runs whose data cannot be had, found by loading each set once: better one failed download than
+    one a run, and a text is tokenised before several processes would do it at the same time."""
     reasons: dict[tuple[str, str], str] = {}
-    for cell in cells:
-        if (cell.dataset, cell.tokenizer) not in reasons:
-            reasons[cell.dataset, cell.tokenizer] = _why_not(cell, data)
+    for recipe in recipes:
+        if (recipe.dataset, recipe.tokenizer) not in reasons:
+            reasons[recipe.dataset, recipe.tokenizer] = _why_not(recipe, data)
     return [
-        Outcome(cell, None, reason) for cell in cells if (reason := reasons[cell.dataset, cell.tokenizer])
+        Outcome(recipe, None, reason)
+        for recipe in recipes
+        if (reason := reasons[recipe.dataset, recipe.tokenizer])
     ]
 
 

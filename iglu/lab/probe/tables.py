@@ -1,0 +1,140 @@
+"""The tails of networks as tables: layer by layer, many networks beside each other, and the paper's Table 5.
+
+A network is told by the content of its probe.json, or by the ``tails`` in the last line of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from iglu.lab.recipes import Recipe
+from iglu.lab.results.comparison import Sample, is_number
+from iglu.lab.results.statistics import Estimate, estimate
+from iglu.lab.results.tables import Cell, Table, estimated, numbered
+from iglu.probing.table import COLUMNS, cells, notes
+
+# The number that a column of the printed table is sorted by.
+_NUMBERS = {
+    "n": "n", "k": "k", "alpha [95%]": "alpha", "Gaussian": "gaussian", "excess": "excess", "scale": "scale",
+    "kurtosis": "kurtosis", "x < 0": "negative", "f' ~ 0": "vanishing", "sigma": "sigma",
+    "IGLU' ~ 0": "vanishing_iglu",
+}  # fmt: skip
+
+PROBE_FILE = "probe.json"
+
+HEADERS = (
+    ("alpha, first batch, k = 100", "ours"), ("alpha, first batch, k = 100", "a Gaussian's"),
+    ("alpha, all batches", "ours"), ("alpha, all batches", "a Gaussian's"),
+    ("xi over a Gaussian's", "ours [95%]"), ("sigma", "suggested"),
+)  # fmt: skip
+NOTE = (
+    "Hill's alpha, mean over layers: the paper's way (first batch, k = 100) and over all batches, each "
+    "beside what a Gaussian gives at the same n and k. Only the quotient of the two speaks of tails; above 1 "
+    "they are heavier than a Gaussian's."
+)
+
+
+class Tails(NamedTuple):
+    """What one network's probe found; ``recipe`` where it was a run of the lab."""
+
+    name: str
+    body: Mapping[str, Any]  # of probe.json: layers, first_batch, suggestion, hill
+    recipe: Recipe | None = None
+
+    @property
+    def excess(self) -> Estimate:
+        """Hill's xi over a Gaussian's, and its interval: means over layers."""
+        value, low, high = (
+            mean_of(self.body["layers"], name) for name in ("excess", "excess_low", "excess_high")
+        )
+        return Estimate(value, low, high, len(self.body["layers"]))
+
+
+def mean_of(rows: Iterable[Mapping[str, Any]], name: str) -> float:
+    """Over the layers that have the number; NaN if none has."""
+    values = [row[name] for row in rows if is_number(row.get(name))]
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def layer_table(tails: Tails, key: str) -> Table:
+    """One network, layer by layer."""
+    rows = tails.body["layers"]
+    lines = tuple(
+        tuple(
+            Cell(text, row[name] if is_number(row.get(name := _NUMBERS.get(title, ""))) else None)
+            for title, text in zip(COLUMNS, cells(row), strict=True)
+        )
+        for row in rows
+    )
+    # Those of the printed table, also of a file that lacks a field.
+    blank = {"layer": "", "note": "", "not_finite": 0}
+    title = f"Tails of {tails.name}, layer by layer"
+    return Table(
+        key,
+        title,
+        tuple(("", title) for title in COLUMNS),
+        lines,
+        tuple(notes([blank | dict(row) for row in rows])),
+    )
+
+
+def tail_cells(body: Mapping[str, Any]) -> list[Cell]:
+    """Alpha the paper's way and ours, each beside a Gaussian's, the excess, and the sigma suggested."""
+    first, layers = body["first_batch"], body["layers"]
+    excess = Tails("", body).excess
+    suggestion = body.get("suggestion")
+    sigma = suggestion.get("sigma") if isinstance(suggestion, Mapping) else None
+    return [
+        numbered(mean_of(first, "alpha"), 1),
+        numbered(mean_of(first, "gaussian"), 1),
+        numbered(mean_of(layers, "alpha"), 1),
+        numbered(mean_of(layers, "gaussian"), 1),
+        Cell(excess.span(), excess.value) if math.isfinite(excess.value) else Cell("none"),
+        Cell(f"{sigma:.3g}", float(sigma)) if is_number(sigma) and sigma is not None else Cell("none"),
+    ]
+
+
+def networks_table(networks: Sequence[Tails], title: str = "Our own probes") -> Table:
+    """Many networks beside each other; runs that differ in the seed alone share a line."""
+    groups: dict[tuple[Recipe | str, str], list[Tails]] = {}
+    for tails in networks:
+        recipe = tails.recipe
+        same = tails.name if recipe is None else recipe.replace(seed=0)
+        groups.setdefault(
+            (same, "" if recipe is None else recipe.folder_name.rpartition("_seed=")[0]), []
+        ).append(tails)
+    rows = [
+        (
+            Cell(name or group[0].name),
+            Cell(str(len(group)), len(group)),
+            Cell(str(len(group[0].body["layers"])), len(group[0].body["layers"])),
+            *(map(_over_seeds, zip(*(tail_cells(each.body) for each in group), strict=True))),
+        )
+        for (_, name), group in groups.items()
+    ]
+    headers = (("", "network"), ("", "seeds"), ("", "layers"), *HEADERS)
+    return Table("probes", title, headers, tuple(rows), (NOTE,))
+
+
+def _over_seeds(column: tuple[Cell, ...]) -> Cell:
+    numbers = [cell.number for cell in column if cell.number is not None]
+    return column[0] if len(column) == 1 or not numbers else estimated(estimate(numbers), 2)
+
+
+def tails_of_run(row: Mapping[str, Any]) -> Tails | None:
+    """From an epoch's line, where it has them."""
+    layers = row.get("tails")
+    if not isinstance(layers, Mapping) or not all(isinstance(each, Mapping) for each in layers.values()):
+        return None
+    rows = [{"layer": name, **each} for name, each in layers.items()]
+    return Tails("", {"layers": rows, "first_batch": rows}) if rows else None
+
+
+def sample_tails(sample: Sample, name: str) -> Estimate | None:
+    """A number of every layer ("alpha", "excess"), mean over layers, over the seeds of a sample."""
+    found = [tails_of_run(run.last) for run in sample.runs]
+    values = [mean_of(tails.body["layers"], name) for tails in found if tails is not None]
+    known = [value for value in values if math.isfinite(value)]
+    return estimate(known) if known else None

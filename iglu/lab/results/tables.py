@@ -1,0 +1,229 @@
+"""One table of typed cells, laid out once and written for a terminal, as Markdown, LaTeX and CSV, and on the
+page of the report.
+
+A wide table is written in panels, a few groups of columns each; CSV has it whole.  Remarks of cells become
+letters, explained once under the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jinja2
+from markupsafe import Markup
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from iglu.lab.results.statistics import Estimate
+
+Mark = Literal["", "best", "second"]
+Tone = Literal["", "ours", "quiet"]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_TONES: dict[Tone, str] = {"": "", "ours": "bold cyan", "quiet": "dim"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, the number it stands for, how it ranks in its column, and a remark."""
+
+    text: str = ""
+    number: float | None = None
+    mark: Mark = ""
+    note: str = ""
+
+
+NONE = Cell()
+NOT_RUN = Cell("not run")
+
+
+def numbered(value: float | None, digits: int = 2, sign: str = "") -> Cell:
+    """
+    >>> numbered(1234.5, 1, "+").text
+    '+1,234.5'
+    """
+    if value is None or not math.isfinite(value):
+        return NONE if value is None else Cell("none")
+    return Cell(f"{value:{sign},.{digits}f}", value)
+
+
+def estimated(
+    found: Estimate | None, digits: int = 2, sign: str = "", mark: Mark = "", note: str = ""
+) -> Cell:
+    return NONE if found is None else Cell(found.text(digits, sign), found.value, mark, note)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headers have a group ("ResNet-20, CIFAR-10") and a name ("paper"); an empty group stands alone."""
+
+    key: str  # "table2": names of files and anchors
+    title: str
+    headers: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    tones: tuple[Tone, ...] = ()  # of the rows, in a terminal
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What cells remark, each once, and its letter."""
+        notes = dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note)
+        return {note: letter(number) for number, note in enumerate(notes)}
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Neighbouring headers of one group, and how many they are; a header without a group is alone."""
+        found: list[tuple[str, int]] = []
+        for group, _ in self.headers:
+            if group and found and found[-1][0] == group:
+                found[-1] = (group, found[-1][1] + 1)
+            else:
+                found.append((group, 1))
+        return found
+
+    def columns(self, places: Sequence[int]) -> Table:
+        """Some of the columns."""
+        return replace(
+            self,
+            headers=tuple(self.headers[place] for place in places),
+            rows=tuple(tuple(row[place] for place in places) for row in self.rows),
+        )
+
+    def panels(self, widest: int = 9) -> Iterator[Table]:
+        """Pieces of at most so many columns, whole groups each; columns without a group at the left stand in
+        every piece."""
+        lead = next((place for place, (group, _) in enumerate(self.headers) if group), len(self.headers))
+        pieces: list[list[int]] = []
+        place = lead
+        for _, span in self.columns(range(lead, len(self.headers))).groups:
+            group = list(range(place, place + span))
+            place += span
+            if pieces and lead + len(pieces[-1]) + span <= widest:
+                pieces[-1] += group
+            else:
+                pieces.append(group)
+        for piece in pieces or [[]]:
+            yield self.columns([*range(lead), *piece])
+
+
+def letter(number: int) -> str:
+    """a, b ... z, aa, ab ...
+
+    >>> letter(0), letter(26)
+    ('a', 'aa')
+    """
+    rest, place = divmod(number, len(_LETTERS))
+    return (letter(rest - 1) if rest else "") + _LETTERS[place]
+
+
+# -- for a terminal --------------------------------------------------------------------------------
+
+
+def terminal(table: Table) -> Group:
+    """The title, the panels, and the notes beneath, which a table would wrap to its own width."""
+    parts: list[Any] = [Text(table.title, "bold")]
+    parts += [_panel(panel, table.remarks) for panel in table.panels()]
+    parts += [Text(f"{sign}: {note}", "dim") for note, sign in table.remarks.items()]
+    return Group(*parts, *(Text(note, "dim") for note in table.notes))
+
+
+def _panel(panel: Table, remarks: dict[str, str]) -> RichTable:
+    shown = RichTable(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
+    for place, (group, name) in enumerate(panel.headers):
+        is_first = place == 0 or panel.headers[place - 1][0] != group
+        head = f"{group if is_first else ''}\n{name}" if any(each for each, _ in panel.headers) else name
+        is_figures = any(row[place].number is not None for row in panel.rows)
+        shown.add_column(Text(head), justify="right" if is_figures else "left", no_wrap=is_figures)
+    tones: Iterable[Tone] = panel.tones or itertools.repeat("")
+    for row, tone in zip(panel.rows, tones, strict=False):
+        cells = [Text(cell.text + (f" {remarks[cell.note]}" if cell.note else "")) for cell in row]
+        for text, cell in zip(cells, row, strict=True):
+            text.stylize({"best": "bold", "second": "underline", "": ""}[cell.mark])
+        shown.add_row(*cells, style=_TONES[tone])
+    return shown
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#",
+    "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$",
+    "<": r"$<$", ">": r"$>$", "|": r"$|$",
+}  # fmt: skip
+
+
+def plain_latex(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def plain_markdown(text: str) -> str:
+    """Escaped, so that a name in somebody's results stays text."""
+    return re.sub(r"([\\`*_<\[\]|#])", r"\\\1", " ".join(text.split()))
+
+
+def environment(escape: Callable[[str], str], *loaders: jinja2.BaseLoader) -> jinja2.Environment:
+    """Templates that escape whatever is put into them."""
+
+    def finalize(value: Any) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape(str(value)))
+
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader([*loaders, jinja2.PackageLoader("iglu.lab.results")]), autoescape=True,
+        finalize=finalize, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def markdown(table: Table) -> str:
+    """
+    >>> headers = (("", "name"), ("CPU", "ours"))
+    >>> print(markdown(Table("t", "Speed", headers, ((Cell("a|b"), Cell("1", 1.0)),))))
+    **Speed**
+    <BLANKLINE>
+    | name | CPU: ours |
+    |---|---:|
+    | a\\|b | 1 |
+    <BLANKLINE>
+    """
+    found = environment(plain_markdown).from_string(
+        '{% import "table.md" as tables %}**{{ table.title }}**\n\n{{ tables.body(table) }}'
+    )
+    return found.render(table=table)
+
+
+def csv_text(table: Table) -> str:
+    """A column each for a cell's text, number, mark and remark, so that nothing has to be parsed."""
+    headers: list[str] = []
+    columns: list[list[str]] = []
+    for place, (group, name) in enumerate(table.headers):
+        cells = [row[place] for row in table.rows]
+        title = f"{group}: {name}" if group else name
+        headers.append(title)
+        columns.append([cell.text + (f" ({cell.mark})" if cell.mark else "") for cell in cells])
+        if any(cell.number is not None for cell in cells):
+            headers.append(f"{title} (number)")
+            columns.append(["" if cell.number is None else repr(cell.number) for cell in cells])
+        if any(cell.note for cell in cells):
+            headers.append(f"{title} (remark)")
+            columns.append([cell.note for cell in cells])
+    return csv_lines([headers, *zip(*columns, strict=True)])
+
+
+def csv_lines(lines: Iterable[Iterable[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([_harmless(cell) for cell in line] for line in lines)
+    return file.getvalue()
+
+
+def _harmless(cell: object) -> str:
+    """A spreadsheet takes what begins with one of these for a formula; a number may begin with a sign."""
+    text = "" if cell is None else str(cell)
+    return f"'{text}" if re.match(r"[=@\t\r]|[+-](?![\d.])", text) else text

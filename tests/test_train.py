@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from iglu.lab.commands import train as train_command
+from iglu.lab import cli
+from iglu.lab.console import Terminal
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results.statistics import estimate, paired_difference
+from iglu.lab.results.comparison import samples
+from iglu.lab.results.statistics import estimate
 from iglu.lab.runs.folder import Row, Run, read_run
 from iglu.lab.runs.record import read_runs
 from iglu.lab.training import tasks
@@ -492,7 +493,7 @@ def test_a_run_gives_back_its_trained_model(tmp_path: Path) -> None:
 
 def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> None:
     text = io.StringIO()
-    fit(IMAGES, out=tmp_path, observers=[Display(Console(file=text, width=80))])
+    fit(IMAGES, out=tmp_path, observers=[Display(Terminal(file=text, width=80))])
     lines = text.getvalue().splitlines()
     assert [line.split(" | ")[0] for line in lines[1:3]] == ["epoch   1", "epoch   2"]
     assert "best (chosen on the test set)" in lines[3]
@@ -501,7 +502,7 @@ def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> No
 
 def test_in_a_terminal_the_line_is_live(tmp_path: Path) -> None:
     text = io.StringIO()
-    console = Console(file=text, width=120, force_terminal=True)
+    console = Terminal(file=text, width=120, force_terminal=True)
     fit(IMAGES, out=tmp_path, observers=[Display(console)])
     assert "images/s" in text.getvalue()
 
@@ -543,17 +544,19 @@ def test_a_paired_difference_is_taken_seed_by_seed(tmp_path: Path) -> None:
         ]
         for activation in ("relu", "silu")
     }
-    found = paired_difference(runs["silu"], runs["relu"][::-1], "test_loss")
+    ((relu, silu),) = [of.values() for of in samples([*runs["silu"], *runs["relu"][::-1]]).values()]
+    found = silu.minus(relu, "test_loss")
     pairs = zip(runs["silu"], runs["relu"], strict=True)
-    assert found.mean == pytest.approx(sum(a.last["test_loss"] - b.last["test_loss"] for a, b in pairs) / 2)
+    assert found is not None
+    assert found.value == pytest.approx(sum(a.last["test_loss"] - b.last["test_loss"] for a, b in pairs) / 2)
 
 
 def test_the_command_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["digits-lt", "--activation", "iglu:0.5", "--epochs", "2", "--epoch-steps", "2", "--no-norm",
             "--threads", "1", "--out", str(tmp_path)]  # fmt: skip
-    assert train_command.main([*argv, "--stop-after", "1"]) == 0
+    assert cli.run("train", [*argv, "--stop-after", "1"]) == 0
     assert "stopped after epoch 1 of 2" in capsys.readouterr().out
-    assert train_command.main(argv) == 0
+    assert cli.run("train", argv) == 0
     shown = capsys.readouterr().out
     assert "going on from epoch 2" in shown
     assert "finished" in shown
@@ -563,7 +566,7 @@ def test_the_command_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_command.main(["resnet20-cifar1000"]) == 1
+    assert cli.run("train", ["resnet20-cifar1000"]) == 2
     assert "Did you mean 'resnet20-cifar100'?" in capsys.readouterr().err
 
 

@@ -116,9 +116,7 @@ def regimes() -> str:
 
 
 def commands() -> str:
-    return table(
-        ("command", "what it does"), ((f"`iglu {name}`", about) for name, (_, about) in COMMANDS.items())
-    )
+    return table(("command", "what it does"), ((f"`iglu {name}`", about) for name, about in COMMANDS.items()))
 
 
 def accuracy() -> str:

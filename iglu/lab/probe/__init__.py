@@ -1,1 +1,1 @@
-"""What ``iglu probe`` draws."""
+"""The tails of networks as tables and pictures."""

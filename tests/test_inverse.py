@@ -3,7 +3,6 @@
 import math
 
 import mpmath
-import numpy as np
 import pytest
 import torch
 
@@ -15,69 +14,9 @@ FAMILIES = ("none", "rational")
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, torch.float32, *HALVES)
 SIGMAS = (0.01, 0.5, 1.0, 5.0, 100.0)
-FLOOR = {"none": -1 / math.pi, "rational": -0.5}
 
 # Units in the last place, (inverse, log-slope).
 TOLERANCE = {torch.float64: (4, 16), torch.float32: (4, 16), torch.bfloat16: (1, 1), torch.float16: (1, 1)}
-
-
-def gate(u, approximate):
-    if approximate == "rational":
-        return (1 + 2 * max(u, 0)) / (2 * (1 + abs(u)))
-    return mpmath.atan2(1, -u) / mpmath.pi
-
-
-def slope_tail(a, approximate):
-    with mpmath.workdps(150):  # the closed form of the exact tail cancels to the third power of u
-        if approximate == "rational":
-            return 1 / (2 * (1 + a) ** 2)
-        return (mpmath.atan2(1, a) - a / (1 + a * a)) / mpmath.pi
-
-
-def true_inverse(y, sigma, approximate):
-    """By Newton's method from above, which cannot fail on a convex function; None below its floor."""
-    with mpmath.workdps(60):
-        v = mpmath.mpf(y) * mpmath.mpf(sigma)
-        limit = 1 / mpmath.pi if approximate == "none" else mpmath.mpf(0.5)
-        if v <= -limit:
-            return None
-        u = v + limit if v > 0 else mpmath.mpf(0)
-        step = mpmath.inf
-        while abs(step) > abs(u) * mpmath.mpf(2) ** -80:
-            tail = slope_tail(abs(u), approximate)
-            step = (u * gate(u, approximate) - v) / (tail if u < 0 else 1 - tail)
-            u -= step
-        return u / mpmath.mpf(sigma)
-
-
-def true_log_slope(x, sigma, approximate):
-    with mpmath.workdps(60):
-        u = mpmath.mpf(x) * mpmath.mpf(sigma)
-        tail = slope_tail(abs(u), approximate)
-        return mpmath.log(tail) if u < 0 else mpmath.log1p(-tail)
-
-
-def worst_ulp(results, truths):
-    longs = np.array([truth.LONG(mpmath.nstr(each, 25)) for each in truths])
-    return float(truth.ulp_errors(results, longs).max())
-
-
-def as_computed(sigma, dtype):
-    """A number in the precision of the computation."""
-    return float(torch.tensor(sigma, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
-
-
-def outputs(dtype, sigma, approximate):
-    """Values above the floor at all distances from it, of both signs, over all magnitudes."""
-    floor = FLOOR[approximate] / sigma
-    digits = -math.log10(torch.finfo(dtype).eps)
-    heights = torch.logspace(-digits, -0.01, 60, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    near = torch.rand(60, generator=generator, dtype=torch.float64) * 4 / sigma
-    large = torch.logspace(-30, 30, 60, dtype=torch.float64)
-    small = -torch.logspace(-30, -0.5, 40, dtype=torch.float64) * abs(floor)
-    y = torch.cat([floor * (1 - heights), near, large, small]).to(dtype).unique()
-    return y[y.isfinite()]
 
 
 @truth.needs_extended
@@ -85,12 +24,14 @@ def outputs(dtype, sigma, approximate):
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_inverse_is_right_to_4_ulp_up_to_the_floor(dtype, approximate, sigma):
-    y = outputs(dtype, sigma, approximate)
+    y = truth.above_the_floor(dtype, sigma, approximate)
     x = iglu.iglu_inverse(y, sigma, approximate=approximate)
-    expected = [true_inverse(each, as_computed(sigma, dtype), approximate) for each in y.double().tolist()]
+    expected = [
+        truth.inverse(each, truth.as_computed(sigma, dtype), approximate) for each in y.double().tolist()
+    ]
     inside = torch.tensor([each is not None for each in expected])
     assert not x[~inside].isfinite().any()
-    assert worst_ulp(x[inside], [each for each in expected if each is not None]) <= TOLERANCE[dtype][0]
+    assert truth.worst_ulp(x[inside], [each for each in expected if each is not None]) <= TOLERANCE[dtype][0]
 
 
 @truth.needs_extended
@@ -103,8 +44,10 @@ def test_the_log_slope_is_right_in_both_tails(dtype, approximate, sigma):
     x = torch.cat([magnitudes, -magnitudes, bends]).to(dtype)
     x = x[x.isfinite()]
     result = iglu.iglu_log_slope(x, sigma, approximate=approximate)
-    expected = [true_log_slope(each, as_computed(sigma, dtype), approximate) for each in x.double().tolist()]
-    assert worst_ulp(result, expected) <= TOLERANCE[dtype][1]
+    expected = [
+        truth.log_slope(each, truth.as_computed(sigma, dtype), approximate) for each in x.double().tolist()
+    ]
+    assert truth.worst_ulp(result, expected) <= TOLERANCE[dtype][1]
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
@@ -175,7 +118,7 @@ def test_a_negative_sigma_is_inverted_too(approximate):
     sigma = torch.tensor(-1.5, dtype=torch.float64)
     y = iglu.iglu(x, sigma, approximate=approximate)
     torch.testing.assert_close(iglu.iglu_inverse(y, sigma, approximate=approximate), x)
-    ceiling = torch.tensor(FLOOR[approximate], dtype=torch.float64) / sigma
+    ceiling = torch.tensor(truth.FLOOR[approximate], dtype=torch.float64) / sigma
     assert iglu.iglu_inverse(ceiling * (1 + 1e-16), sigma, approximate=approximate) >= 1e7
 
 
@@ -210,11 +153,11 @@ def test_first_and_second_derivatives_are_those_of_differences(name, approximate
 def test_the_slope_of_the_inverse_is_accurate_near_the_floor(approximate):
     """dx/dy = 1/f'(x); relative to the truth at the y given, which is not that of a rounded x."""
     sigma = 1.0
-    y = (FLOOR[approximate] * (1 - torch.logspace(-12, -2, 11, dtype=torch.float64))).requires_grad_()
+    y = (truth.FLOOR[approximate] * (1 - torch.logspace(-12, -2, 11, dtype=torch.float64))).requires_grad_()
     (by_y,) = torch.autograd.grad(iglu.iglu_inverse(y, sigma, approximate=approximate).sum(), y)
     for each, got in zip(y.tolist(), by_y.tolist(), strict=True):
-        x = true_inverse(each, sigma, approximate)
-        assert got == pytest.approx(float(mpmath.exp(-true_log_slope(x, sigma, approximate))), rel=1e-13)
+        x = truth.inverse(each, sigma, approximate)
+        assert got == pytest.approx(float(mpmath.exp(-truth.log_slope(x, sigma, approximate))), rel=1e-13)
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
@@ -250,7 +193,7 @@ def test_under_vmap_they_give_the_same():
 def test_compiled_it_is_as_right_near_the_floor(approximate):
     """A compiler that rearranged the sums in twice the precision would leave nothing of them."""
     torch._dynamo.reset()
-    y = (FLOOR[approximate] * (1 - torch.logspace(-6, -0.1, 200, dtype=torch.float64))).float()
+    y = (truth.FLOOR[approximate] * (1 - torch.logspace(-6, -0.1, 200, dtype=torch.float64))).float()
     compiled = torch.compile(lambda y: iglu.iglu_inverse(y, approximate=approximate), fullgraph=True)
     torch.testing.assert_close(
         compiled(y), iglu.iglu_inverse(y, approximate=approximate), rtol=1e-6, atol=0, equal_nan=True

@@ -6,10 +6,12 @@ is arctan2(1, -u)/pi, which cancels nowhere; the slope's tail is summed as a ser
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -151,3 +153,67 @@ def spread(dtype: torch.dtype, count: int = 200_000, seed: int = 0) -> torch.Ten
     everywhere = 10 ** (torch.rand(count, generator=generator, dtype=torch.float64) * 60 - 30)
     bends = torch.randn(count, generator=generator, dtype=torch.float64) * 3
     return torch.cat([everywhere * sign, bends, bends / 100, bends * 100]).to(dtype)
+
+
+# -- the inverse and the logarithm of the slope, in 60 digits ------------------------------------------
+
+FLOOR = {"none": -1 / math.pi, "rational": -0.5}
+
+
+def _gate(u: mpmath.mpf, approximate: str) -> mpmath.mpf:
+    if approximate == "rational":
+        return (1 + 2 * max(u, 0)) / (2 * (1 + abs(u)))
+    return mpmath.atan2(1, -u) / mpmath.pi
+
+
+def _slope_tail(a: mpmath.mpf, approximate: str) -> mpmath.mpf:
+    with mpmath.workdps(150):  # the closed form of the exact tail cancels to the third power of u
+        if approximate == "rational":
+            return 1 / (2 * (1 + a) ** 2)
+        return (mpmath.atan2(1, a) - a / (1 + a * a)) / mpmath.pi
+
+
+def inverse(y: float, sigma: float, approximate: str) -> mpmath.mpf | None:
+    """By Newton's method from above, which cannot fail on a convex function; None below its floor."""
+    with mpmath.workdps(60):
+        v = mpmath.mpf(y) * mpmath.mpf(sigma)
+        limit = 1 / mpmath.pi if approximate == "none" else mpmath.mpf(0.5)
+        if v <= -limit:
+            return None
+        u = v + limit if v > 0 else mpmath.mpf(0)
+        step = mpmath.inf
+        while abs(step) > abs(u) * mpmath.mpf(2) ** -80:
+            tail = _slope_tail(abs(u), approximate)
+            step = (u * _gate(u, approximate) - v) / (tail if u < 0 else 1 - tail)
+            u -= step
+        return u / mpmath.mpf(sigma)
+
+
+def log_slope(x: float, sigma: float, approximate: str) -> mpmath.mpf:
+    with mpmath.workdps(60):
+        u = mpmath.mpf(x) * mpmath.mpf(sigma)
+        tail = _slope_tail(abs(u), approximate)
+        return mpmath.log(tail) if u < 0 else mpmath.log1p(-tail)
+
+
+def worst_ulp(results: torch.Tensor, truths: list[mpmath.mpf]) -> float:
+    longs = np.array([LONG(mpmath.nstr(each, 25)) for each in truths])
+    return float(ulp_errors(results, longs).max())
+
+
+def as_computed(sigma: float, dtype: torch.dtype) -> float:
+    """A number in the precision of the computation."""
+    return float(torch.tensor(sigma, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+
+
+def above_the_floor(dtype: torch.dtype, sigma: float, approximate: str, count: int = 60) -> torch.Tensor:
+    """Values above the floor at all distances from it, of both signs, over all magnitudes."""
+    floor = FLOOR[approximate] / sigma
+    digits = -math.log10(torch.finfo(dtype).eps)
+    heights = torch.logspace(-digits, -0.01, count, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    near = torch.rand(count, generator=generator, dtype=torch.float64) * 4 / sigma
+    large = torch.logspace(-30, 30, count, dtype=torch.float64)
+    small = -torch.logspace(-30, -0.5, count, dtype=torch.float64) * abs(floor)
+    y = torch.cat([floor * (1 - heights), near, large, small]).to(dtype).unique()
+    return y[y.isfinite()]

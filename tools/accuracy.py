@@ -8,6 +8,10 @@ against the extended-precision truth of tests/truth.py.
 python tools/accuracy.py output
 
 prints the price of save="output": the relative error of the gradient in the negative tail.
+
+python tools/accuracy.py inverse
+
+prints the worst error of the inverse and of the logarithm of the slope, against 60 digits.
 """
 
 from __future__ import annotations
@@ -56,6 +60,33 @@ def from_output() -> None:
         print(f"{name:10}" + "".join(f"{error:10.1e}" for error in errors))
 
 
+def of_inverse() -> None:
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    print(f"{'':24}" + "".join(f"{str(dtype).removeprefix('torch.'):>10}" for dtype in dtypes))
+    for approximate in ("none", "rational"):
+        family = "exact" if approximate == "none" else approximate
+        for label, function in (("inverse", _worst_inverse), ("log-slope", _worst_log_slope)):
+            worst = [max(function(dtype, sigma, approximate) for sigma in SIGMAS) for dtype in dtypes]
+            print(f"{label + ', ' + family:24}" + "".join(f"{error:10.2f}" for error in worst))
+
+
+def _worst_inverse(dtype: torch.dtype, sigma: float, approximate: str) -> float:
+    y = truth.above_the_floor(dtype, sigma, approximate, 1000)
+    x = iglu.iglu_inverse(y, sigma, approximate=approximate)
+    scale = truth.as_computed(sigma, dtype)
+    expected = [truth.inverse(each, scale, approximate) for each in y.double().tolist()]
+    is_inside = torch.tensor([each is not None for each in expected])
+    return truth.worst_ulp(x[is_inside], [each for each in expected if each is not None])
+
+
+def _worst_log_slope(dtype: torch.dtype, sigma: float, approximate: str) -> float:
+    x = truth.spread(dtype, 250)
+    x = x[x.isfinite()]
+    scale = truth.as_computed(sigma, dtype)
+    expected = [truth.log_slope(each, scale, approximate) for each in x.double().tolist()]
+    return truth.worst_ulp(iglu.iglu_log_slope(x, sigma, approximate=approximate), expected)
+
+
 def _worst(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
     if kind == "by_sigma" and x.dtype != torch.float64:
         sigma = float(torch.tensor(sigma))  # a tensor sigma has the precision of the computation
@@ -66,5 +97,7 @@ def _worst(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> float:
 if __name__ == "__main__":
     if sys.argv[1:] == ["output"]:
         from_output()
+    elif sys.argv[1:] == ["inverse"]:
+        of_inverse()
     else:
         main(sys.argv[1] if len(sys.argv) > 1 else "auto")

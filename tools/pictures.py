@@ -6,6 +6,7 @@ import argparse
 import csv
 import functools
 import pathlib
+import re
 import sys
 import tempfile
 import typing
@@ -21,7 +22,7 @@ import iglu
 from iglu.formulas import EXACT
 from iglu.lab.models.gpt2 import GPT2, GPT2Config
 from iglu.lab.report.figures.functions import tail_panel
-from iglu.lab.results.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, line, pictures
+from iglu.lab.results.style import BLACK, BLUE, GREEN, ORANGE, OTHER, VERMILION, line, pictures
 
 Function = Callable[[Tensor], Tensor]
 
@@ -156,12 +157,59 @@ def _slope(function: Function, x: Tensor) -> Tensor:
     return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
 
 
+def _page(name: str) -> dict[str, Any]:
+    """What the Python of a page of the documentation leaves behind: what is drawn is what is shown."""
+    text = (pathlib.Path(__file__).parent.parent / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        exec(block, namespace)
+    return namespace
+
+
+def flow_picture() -> Any:
+    """A density that a flow with IGLU in it was fitted to."""
+    page = _page("inverse")
+    figure, axes = pyplot.subplots(figsize=(7.2, 3.4))
+    axes.hist(page["data"], bins=60, density=True, color=OTHER, label="2,000 samples of a gamma law")
+    y = torch.linspace(-2, 9, 1101, dtype=torch.float64)
+    above = y[y > page["data"].min()]
+    with torch.no_grad():
+        density = page["flow"]().log_prob(above).exp()
+    normal = torch.distributions.Normal(page["data"].mean(), page["data"].std())
+    axes.plot(above, density, color=BLUE, linewidth=1.8, label="normal law through IGLU, five numbers fitted")
+    axes.plot(y, normal.log_prob(y).exp(), color=VERMILION, linestyle="--", label="normal law")
+    axes.set(xlim=(-2, 9), xlabel="y", ylabel="density")
+    axes.legend()
+    return figure
+
+
+def convex_picture() -> Any:
+    """A network that is convex by construction: level sets, and the curvature along a line."""
+    net = _page("inverse")["net"]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 3.6))
+    side = torch.linspace(-3, 3, 121)
+    across, up = torch.meshgrid(side, side, indexing="xy")
+    with torch.no_grad():
+        height = net(torch.stack([across, up], -1))
+    left.contour(across, up, height, levels=14, cmap="viridis", linewidths=1)
+    left.set(title="level sets", xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
+    line_of_points = torch.stack([torch.linspace(-6, 6, 601), torch.full((601,), 0.5)], -1)
+    along = torch.tensor([1.0, 0.0]).expand_as(line_of_points)
+    slope = torch.func.grad(lambda x: net(x).sum())
+    _, product = torch.func.jvp(slope, (line_of_points,), (along,))
+    right.plot(line_of_points[:, 0], product[:, 0].detach(), color=BLUE)
+    right.set(title="curvature along $x_2 = 0.5$", xlabel="$x_1$", yscale="log")
+    return figure
+
+
 DRAWN = {
     "function": function_picture,
     "tail": tail_picture,
     "error": error_picture,
     "slope": slope_picture,
     "log": log_picture,
+    "flow": flow_picture,
+    "convex": convex_picture,
 }
 
 if __name__ == "__main__":

@@ -210,6 +210,13 @@ def test_a_sigma_of_a_nested_config_that_was_set_since_is_saved(tmp_path: Path) 
     assert {module.sigma for module in activations(again).values()} == {0.5}
 
 
+def test_saving_a_model_without_ours_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = clip()
+    model.config.vision_config.hidden_act = "gelu"
+    monkeypatch.setattr(integration, "_rebuild", lambda *_: pytest.fail("built the model once more"))
+    model.save_pretrained(tmp_path)
+
+
 def test_sigmas_set_apart_that_no_config_can_express_are_warned_of_when_saved(tmp_path: Path) -> None:
     model = gpt2(activation_function="iglu:0.5")
     model.transformer.h[1].mlp.act.sigma = 5.0
@@ -440,6 +447,28 @@ def test_a_config_may_name_ours_wherever_iglu_is_imported(imports: str) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.stdout.strip() == "IGLU(sigma=0.5) IGLU(sigma=2)", found.stderr
+
+
+_RETRIED = """
+import sys
+import iglu
+sys.modules["transformers.activations"] = None
+try:
+    import transformers.modeling_utils
+except ImportError:
+    pass
+del sys.modules["transformers.activations"]
+import transformers.modeling_utils
+print(transformers.activations.ACT2FN["iglu:0.5"])
+"""
+
+
+def test_an_import_of_transformers_that_failed_may_be_tried_again() -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import conftest\n"
+    found = subprocess.run(
+        [sys.executable, "-c", script + _RETRIED], capture_output=True, text=True, check=False
+    )
+    assert found.stdout.strip() == "IGLU(sigma=0.5)", found.stderr
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])

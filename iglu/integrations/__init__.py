@@ -138,5 +138,9 @@ class _Telling(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            sys.meta_path.insert(0, _Arrival())  # it may be tried again
+            raise
         _register_with_transformers()

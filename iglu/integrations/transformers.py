@@ -139,6 +139,8 @@ def _state_sigmas(model: Any) -> list[str]:
     """Write into the config what our modules compute now, whoever changed it (``act.sigma = 5``); return
     the places that no config expresses."""
     ours = {place: module for place, module in model.named_modules() if isinstance(module, SigmaModule)}
+    if not ours:
+        return []
     texts = {place: name for place, module in ours.items() if (name := name_of(module)) is not None}
     stated = model.config.to_dict()
     named = {value.removeprefix("gated-") for _, value in _fields(stated)}

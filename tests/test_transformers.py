@@ -287,6 +287,34 @@ def test_a_name_looked_up_in_forward_is_replaced_if_sigma_is_fixed(tmp_path: Pat
     assert torch.equal(output(reload(model, tmp_path)), output(model))
 
 
+HYBRIDS = {
+    "FalconMamba": {"state_size": 4},
+    "NemotronH": {
+        "layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 8,
+        "ssm_state_size": 4, "n_groups": 2, "head_dim": 8,
+    },
+    "Jamba": {
+        "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1,
+        "use_mamba_kernels": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_mixer_that_keeps_its_activation_twice_is_one_entry(kind: str) -> None:
+    options = {**TEXT, "num_key_value_heads": 2, **HYBRIDS[kind]}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**options))
+    record = swap(model, "iglu:0.5")
+    mixers = [each.place for each in record.replaced if each.place.endswith(".activation")]
+    assert mixers
+    owners = [each.place.rpartition(".")[0] for each in record.replaced]
+    assert len(owners) == len(set(owners))
+    for place in mixers:
+        mixer = model.get_submodule(place.rpartition(".")[0])
+        assert (mixer.activation, mixer.act.sigma) == ("iglu:0.5", 0.5)
+    output(model)
+
+
 def test_a_name_looked_up_in_forward_is_reported_if_sigma_learns() -> None:
     model = mamba()
     with pytest.warns(UserWarning, match="mixer.activation: silu, a name looked up at every forward"):

@@ -112,10 +112,10 @@ def test_the_errors_of_the_record_are_those_of_batches_that_were_not_fitted():
 
 
 def test_a_fit_that_does_worse_where_it_is_judged_is_not_kept():
-    """Eight rows for 24 unknowns a row: least squares learns them by heart, the shift helps."""
+    """28 rows for 24 unknowns and a bias: least squares learns them by heart, the shift helps."""
     like = perceptron()[:3]
     model = swapped(like)
-    data = [batch[:4] for batch in batches(2)] + [batches(seed=3)[0]]
+    data = [batch[:14] for batch in batches(2)] + [batches(seed=3)[0]]
     (correction,) = iglu.recalibrate(model, data, like=like).corrected
     assert correction.method == "shift"
     # nothing helps where GELU and ReLU are the same
@@ -181,6 +181,19 @@ def test_padding_does_not_count():
     nothing = [each | {"attention_mask": torch.zeros(16, 8)} for each in data]
     record = iglu.recalibrate(swapped(like), nothing, like=like)
     assert record.left[0].reason == "no token counts: the mask excludes all"
+
+
+def test_least_squares_needs_as_many_rows_as_inputs():
+    like = perceptron(bias=False)[:3]
+    few = [batch[:11] for batch in batches(3)]
+    record = iglu.recalibrate(swapped(like), few, like=like)
+    assert [each.reason for each in record.left] == [
+        "it has no bias, and for least squares it is grouped or its rows are too few"
+    ]
+    enough = [batch[:12] for batch in batches(3)]
+    assert not any(
+        "too few" in each.reason for each in iglu.recalibrate(swapped(like), enough, like=like).left
+    )
 
 
 # -- BatchNorm and convolutions ----------------------------------------------------------------------

@@ -56,7 +56,9 @@ def correct(
     layer = _Layer(station.module)
     steps = {"none": _Step(None, None)} | _steps(layer, station, fitted, method)
     if len(steps) == 1:
-        raise CannotCorrectError("it has neither a bias nor a form that least squares can fit")
+        raise CannotCorrectError(
+            "it has no bias, and for least squares it is grouped or its rows are too few"
+        )
     old = [(tensor, remember(tensor)) for tensor in (layer.weight, layer.bias) if tensor is not None]
 
     def put(step: _Step) -> float:
@@ -89,6 +91,7 @@ class _Layer:
         self.weight = weight
         self.bias = module._parameters.get("bias")
         self._is_convolution = isinstance(module, CONVOLUTIONS)
+        self._is_transposed = not isinstance(module, (nn.Linear, *CONVOLUTIONS))  # as GPT-2 has it
 
     @property
     def has_rows(self) -> bool:
@@ -98,6 +101,11 @@ class _Layer:
             return True
         is_usual = module.padding_mode == "zeros" and not isinstance(module.padding, str)
         return isinstance(module, nn.Conv2d) and module.groups == 1 and is_usual
+
+    @property
+    def fan_in(self) -> int:
+        """The inputs of one output; fewer rows than that tell too little."""
+        return self.weight.numel() // self.weight.shape[1 if self._is_transposed else 0]
 
     def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
         module: Any = self.module
@@ -111,8 +119,7 @@ class _Layer:
 
     def add(self, step: _Step) -> None:
         if step.weight is not None:
-            is_transposed = not self._is_convolution and not isinstance(self.module, nn.Linear)
-            by_weight = step.weight.T if is_transposed else step.weight.reshape(self.weight.shape)
+            by_weight = step.weight.T if self._is_transposed else step.weight.reshape(self.weight.shape)
             self.weight.copy_(self.weight.to(by_weight.dtype) + by_weight)
         if step.bias is not None and self.bias is not None:
             self.bias.copy_(self.bias.to(step.bias.dtype) + step.bias)
@@ -156,13 +163,14 @@ def _square(x: Tensor) -> float:
 
 
 def _steps(layer: _Layer, station: Station, fitted: list[Pair], method: str) -> dict[str, _Step]:
-    by_squares = method == "least-squares" and layer.has_rows
+    rows = sum(len(layer.outputs(wanted, mask)) for _, wanted, mask in fitted)
+    if rows == 0:
+        raise CannotCorrectError("no token counts: the mask excludes all")
+    by_squares = method == "least-squares" and layer.has_rows and rows >= layer.fan_in
     sums = _Sums()
     for given, wanted, mask in fitted:
         e = layer.outputs(wanted, mask) - layer.outputs(station.module.forward(given), mask)
         sums.add(layer.inputs(given, mask) if by_squares else None, e)
-    if sums.count == 0:
-        raise CannotCorrectError("no token counts: the mask excludes all")
     steps = {}
     if layer.bias is not None:
         steps["shift"] = _Step(None, sums.e / sums.count)

@@ -1,0 +1,70 @@
+"""One sitting beside an earlier one: which ratios moved by more than they vary from round to round.
+
+Times of two sittings are not compared: the machine was busier, or another.  A ratio is of two subjects that
+saw the same machine in the same round, so it may be.  It has moved where each median is outside the other's
+spread: where neither sitting thinks the other's likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iglu.lab.bench.timing import PASS_LABELS, Spread, where
+
+Row = Mapping[str, Any]
+
+# What makes two rows the same measurement; a field that a kind of row lacks is None in both.
+_SAME = ("kind", "activation", "kernel", "device", "dtype", "threads", "elements", "pass", "model")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A ratio that is not what it was."""
+
+    row: Row
+    reference: str
+    before: Spread
+    now: Spread
+
+    def __str__(self) -> str:
+        row = self.row
+        place = where(row["dtype"], row["device"], row["threads"])
+        if row["kind"] == "training":
+            what = f"{row['label']} ({row['kernel']}) in a step of {row['model_label']}, {place}"
+        else:
+            size = f"{row['elements']:,} elements"
+            what = f"{row['label']} ({row['kernel']}), {PASS_LABELS[row['pass']]}, {size}, {place}"
+        was, now = (
+            f"{spread.median:.2f} [{spread.low:.2f}, {spread.high:.2f}]" for spread in (self.before, self.now)
+        )
+        return f"{what}: {now} times {self.reference}, was {was}"
+
+
+def moved(before: Sequence[Row], now: Sequence[Row]) -> Iterator[Moved]:
+    """Every ratio of both that has moved, in the order of the new rows."""
+    earlier = {_identity(row): row for row in before}
+    for row in now:
+        old = earlier.get(_identity(row))
+        if old is None:
+            continue
+        for reference, ratio in row["ratios"].items():
+            if reference in old["ratios"]:
+                was, is_now = Spread(**old["ratios"][reference]), Spread(**ratio)
+                if not (_within(was.median, is_now) or _within(is_now.median, was)):
+                    yield Moved(row, reference, was, is_now)
+
+
+def compared(before: Sequence[Row], now: Sequence[Row]) -> int:
+    """How many ratios are in both."""
+    earlier = {_identity(row): row["ratios"].keys() for row in before}
+    return sum(len(row["ratios"].keys() & earlier.get(_identity(row), ())) for row in now)
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(field) for field in _SAME)
+
+
+def _within(value: float, spread: Spread) -> bool:
+    return spread.low <= value <= spread.high

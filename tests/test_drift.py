@@ -1,0 +1,72 @@
+"""Which ratios moved between two sittings: by more than their rounds vary, and of the same measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iglu.lab.bench.drift import compared, moved
+
+
+def row(median: float, low: float, high: float, **fields: Any) -> dict[str, Any]:
+    plain = {
+        "kind": "operation", "activation": "iglu", "label": "IGLU", "kernel": "auto", "device": "cpu",
+        "dtype": "float32", "threads": 1, "elements": 10_000, "pass": "forward",
+        "ratios": {"relu": {"median": median, "low": low, "high": high}},
+    }  # fmt: skip
+    return plain | fields
+
+
+BEFORE = row(2.0, 1.9, 2.2)
+
+
+@pytest.mark.parametrize(
+    ("now", "has_moved"),
+    [
+        (row(2.5, 2.4, 2.6), True),  # slower, and no spread reaches the other's median
+        (row(1.5, 1.4, 1.6), True),  # faster
+        (row(2.2, 2.1, 2.3), False),  # at the edge of what it was
+        (row(2.5, 1.95, 3.0), False),  # so uncertain that it may be what it was
+        (row(2.1, 2.09, 2.11), False),  # sharper now, and within what it was
+        (row(2.0, 1.9, 2.2), False),
+    ],
+)
+def test_a_ratio_has_moved_where_each_median_is_outside_the_others_spread(
+    now: dict[str, Any], has_moved: bool
+) -> None:
+    assert bool(list(moved([BEFORE], [now]))) == has_moved
+    assert bool(list(moved([now], [BEFORE]))) == has_moved
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"activation": "gelu"}, {"kernel": "plain"}, {"elements": 100}, {"pass": "backward"},
+        {"dtype": "bfloat16"}, {"threads": 2}, {"device": "cuda"}, {"kind": "training", "model": "resnet20"},
+    ],
+)  # fmt: skip
+def test_only_the_same_measurement_is_compared(other: dict[str, Any]) -> None:
+    now = row(9.0, 8.9, 9.1, **other)
+    assert list(moved([BEFORE], [now])) == []
+    assert compared([BEFORE], [now]) == 0
+
+
+def test_a_reference_that_only_one_sitting_has_is_left_out() -> None:
+    now = row(2.0, 1.9, 2.2)
+    now["ratios"]["silu"] = {"median": 5.0, "low": 4.9, "high": 5.1}
+    assert list(moved([BEFORE], [now])) == []
+    assert compared([BEFORE], [now]) == 1
+
+
+def test_what_moved_is_said_in_one_line_with_both_spreads() -> None:
+    (found,) = moved([BEFORE], [row(2.5, 2.4, 2.6)])
+    assert str(found) == (
+        "IGLU (auto), forward, 10,000 elements, float32, cpu, 1 thread: "
+        "2.50 [2.40, 2.60] times relu, was 2.00 [1.90, 2.20]"
+    )
+    step = {"kind": "training", "model": "resnet20", "model_label": "ResNet-20, batch 128"}
+    (found,) = moved([row(1.0, 1.0, 1.0, **step)], [row(1.2, 1.1, 1.3, **step)])
+    assert str(found).startswith(
+        "IGLU (auto) in a step of ResNet-20, batch 128, float32, cpu, 1 thread: 1.20 "
+    )

@@ -12,6 +12,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+import address
 import latex2mathml.converter
 import torch
 from mkdocs.config.defaults import MkDocsConfig
@@ -38,6 +39,11 @@ _LINKS = {
     "](../CHANGELOG.md": "](changelog.md",
     "](README.md": "](benchmarks.md",  # from benchmarks/gpu.md
 }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    config.repo_url = address.REPOSITORY or None
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

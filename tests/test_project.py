@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +79,11 @@ def test_a_release_that_is_not_ready_says_everything_that_is_missing(monkeypatch
     for part in (f"v{iglu.__version__}, as in iglu/__init__.py, got 'v0.0.0'", "REPOSITORY"):
         assert part in said
     assert ("CHANGELOG" in said) == read("CHANGELOG.md").startswith("# Changelog\n\n## Unreleased")
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
+def test_a_python_without_a_gil_stays_without() -> None:
+    assert not sys._is_gil_enabled()
 
 
 # -- addresses -------------------------------------------------------------------------------------

@@ -66,6 +66,23 @@ def filled(name: str, text: str, repository: str) -> str:
     return re.sub(r"^(?=license:)", line, _CITED.sub("", text), flags=re.MULTILINE)
 
 
+def version() -> str:
+    """That of iglu/__init__.py, without importing it."""
+    text = (ROOT / "iglu/__init__.py").read_text(encoding="utf-8")
+    (found,) = re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE)
+    return str(found)
+
+
+def described() -> dict[str, object]:
+    """What setup.py tells about the package beyond pyproject.toml."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return {
+        "project_urls": urls(REPOSITORY),
+        "long_description": description(readme, REPOSITORY, version()),
+        "long_description_content_type": "text/markdown",
+    }
+
+
 def main() -> int:
     if REPOSITORY and not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", REPOSITORY):
         print(f"REPOSITORY must be like https://github.com/OWNER/NAME, got {REPOSITORY!r}", file=sys.stderr)

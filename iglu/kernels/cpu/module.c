@@ -9,7 +9,7 @@
  * mean what they mean in iglu/kernels/record.py.  What they ask of torch is handed to set_up by iglu/kernels/cpu.py. */
 
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
 #define Py_LIMITED_API 0x030A0000
 #endif
 #include <Python.h>
@@ -697,7 +697,13 @@ static int initialise(PyObject *module)
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, initialise}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, initialise},
+#ifdef Py_GIL_DISABLED /* what is static is written by set_up and use alone, before any call */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

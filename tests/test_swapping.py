@@ -279,6 +279,11 @@ def test_a_mapping_to_a_place_that_is_not_there_raises_and_touches_nothing() -> 
     assert isinstance(model[1], nn.ReLU)
 
 
+def test_a_pattern_whose_every_place_is_named_exactly_is_told_to_be_of_no_use() -> None:
+    with pytest.raises(ValueError, match=r"no activation at '\[1\]'"):
+        swap(small_net(), {"1": "iglu", "[1]": "iglu:2"})
+
+
 @pytest.mark.parametrize("name", ["iglu:", "iglu:x", "iglu:learnable=", "relu:2", "igul", "iglu:-1", "IGLU"])
 def test_malformed_and_unknown_names_raise_and_touch_nothing(name: str) -> None:
     model = small_net()
@@ -399,6 +404,15 @@ def test_dtype_and_device_are_those_of_the_nearest_layer() -> None:
     swap(model, "iglu:learnable")
     assert model[0][1][0].log_sigma.device.type == "meta"
     assert model[1][1][0].log_sigma.dtype == torch.bfloat16
+
+
+def test_a_quantised_neighbour_does_not_decide_the_dtype() -> None:
+    linear = nn.Linear(2, 2)
+    linear.weight = nn.Parameter(linear.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    linear.bias = nn.Parameter(linear.bias.detach().bfloat16())
+    model = nn.Sequential(linear, nn.ReLU())
+    swap(model, "iglu:learnable")
+    assert model[1].log_sigma.dtype == torch.bfloat16
 
 
 def test_a_fixed_sigma_adds_nothing_to_the_state_dict() -> None:

@@ -95,7 +95,6 @@ def test_an_encoder_is_judged_by_its_embeddings(tmp_path, text, capsys):
 
 def test_a_run_of_the_lab_is_converted_by_its_own_metrics(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
-    pytest.importorskip("sklearn")
     from iglu.lab.commands import train as train_command
 
     flags = ["digits", "--epochs", "1", "--epoch-steps", "3", "--activation", "iglu:2", "--out"]

@@ -58,7 +58,6 @@ def test_a_saved_transformer_is_probed_on_random_tokens_and_says_so(tmp_path, ca
 
 def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
-    pytest.importorskip("sklearn")
     from iglu.lab.runs.record import read_runs
 
     flags = ["digits", "--epochs", "2", "--epoch-steps", "2", "--activation", "iglu:0.5", "--out"]
@@ -84,7 +83,6 @@ def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp
 @pytest.mark.parametrize("batch", [8, 200])
 def test_the_probe_takes_the_papers_batch_whatever_the_run_had(name, rows, batch, tmp_path, monkeypatch):
     pytest.importorskip("lightning_fabric")
-    pytest.importorskip("sklearn")
     from iglu.lab.recipes import RECIPES
     from iglu.lab.training.loop import fit
     from iglu.lab.training.tails import TailObserver
@@ -106,7 +104,6 @@ def test_the_probe_takes_the_papers_batch_whatever_the_run_had(name, rows, batch
 
 def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
-    pytest.importorskip("sklearn")
     from iglu.lab.recipes import RECIPES
     from iglu.lab.training.loop import fit
 

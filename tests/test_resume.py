@@ -47,7 +47,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # From a server that has imported torch already and used none of its threads: a child starts at once.
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["iglu.lab.training.loop", "sklearn.datasets"])
+_PROCESSES.set_forkserver_preload(["iglu.lab.training.loop"])
 
 
 def _train(

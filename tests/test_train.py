@@ -263,7 +263,7 @@ def test_the_shares_of_all_processes_make_up_the_batch(count: int, world: int, a
 # From a server that has imported torch already: they start at once.
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["iglu.lab.training.loop", "sklearn.datasets"])
+_PROCESSES.set_forkserver_preload(["iglu.lab.training.loop"])
 
 
 def _be_one_of(world: int, rank: int, port: int, work: Callable[..., object], *arguments: Any) -> None:

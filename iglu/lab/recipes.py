@@ -267,9 +267,13 @@ def checked(name: str, value: Any) -> Any:
             return value
         if get_origin(alternative) is tuple and isinstance(value, list | tuple):
             numbers = get_args(alternative)
-            if len(value) == len(numbers) and all(type(item) in (int, float) for item in value):
+            if len(value) == len(numbers) and all(map(_is_number, value)):
                 return tuple(map(float, value))
     raise MistakeError(f"{name} must be {_in_words(kind)}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def _in_words(kind: Any) -> str:

@@ -158,6 +158,7 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 # -- probes ----------------------------------------------------------------------------------------
 
+_WORDS = ("layer", "verdict", "note")
 _CURVE = ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
 
 
@@ -168,13 +169,7 @@ def _probe(path: Path) -> Tails:
         rows = body.get(part) if isinstance(body, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) and "layer" in row for row in rows):
             raise MistakeError(f"not a file of iglu probe: it has no {part}")
-        body[part] = [
-            {
-                "layer": str(row["layer"]),
-                **{key: row[key] for key in row if key != "layer" and _is_fit(row[key])},
-            }
-            for row in rows
-        ]
+        body[part] = [_layer(row) for row in rows]
     hill = body.get("hill")
     curves = hill.items() if isinstance(hill, dict) else ()
     body["hill"] = {layer: curve for layer, curve in curves if _is_curve(curve)}
@@ -183,8 +178,11 @@ def _probe(path: Path) -> Tails:
     return Tails(path.parent.name, body, known)
 
 
-def _is_fit(value: Any) -> bool:
-    return isinstance(value, str) or (is_number(value) and abs(value) < 2**63)
+def _layer(row: dict[str, Any]) -> dict[str, Any]:
+    """Words where words belong, numbers everywhere else."""
+    words = {key: row[key] for key in ("verdict", "note") if isinstance(row.get(key), str)}
+    numbers = {key: value for key, value in row.items() if key not in _WORDS and is_number(value)}
+    return {"layer": str(row["layer"]), **words, **numbers}
 
 
 def _is_curve(curve: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("tyro", reason="the command needs the lab")
 
+import iglu
 from iglu.lab.commands import convert as command
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "far", "away"]
@@ -131,4 +132,11 @@ def test_mistakes_end_with_one_line(tmp_path, text, capsys):
     short.write_text("the cat " * 50, encoding="utf-8")
     source = saved(tmp_path / "gpt2", gpt2)
     assert "at least 49 are needed" in said(source, "--to", "relu", "--text", str(short))
+    relu = saved(tmp_path / "relu", lambda *of: _with_relu(gpt2(*of)))
+    assert "what the model has already" in said(relu, "--to", "relu", "--text", str(text))
     assert not (tmp_path / "new").exists()
+
+
+def _with_relu(model):
+    iglu.swap(model, "relu")
+    return model

@@ -111,10 +111,10 @@ def recalibrate(
     The linear layers and convolutions that a swapped activation feeds are fitted by ``"least-squares"``, or
     have the change of their mean folded into their bias by ``"shift"``; every BatchNorm that follows gets its
     statistics anew (``"norms"``: nothing else).  The layers are corrected in the order of the forward, each
-    on what the corrected model gives it.  One batch in five judges: of no correction, the shift and least
-    squares a layer keeps what does best there.  Statistics are summed in float32 or better; the dtype of the
-    model and its arithmetic stay as they are.  An exception leaves the model as it was, and ``undo()`` of the
-    record puts it back.
+    on what the corrected model gives it.  One batch in five judges (a single one does both): of no
+    correction, the shift and least squares a layer keeps what does best there.  Statistics are summed in
+    float32 or better; the dtype of the model and its arithmetic stay as they are.  An exception leaves the
+    model as it was, and ``undo()`` of the record puts it back.
 
     Batches are as for :func:`iglu.probe`, all held in memory.  Two things to know: BatchNorm wants inputs
     augmented as they were in training, and tokens that the ``attention_mask`` of a batch excludes do not

@@ -212,6 +212,8 @@ def convert(subject: Subject, flags: Flags) -> Converted:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of what no config can express: said below
         alone = do()
+        if all(each.old == each.new for each in alone.replaced):
+            raise MistakeError(f"--to {flags.to}: that is what the model has already")
         swapped = subject.judge(model)
         alone.undo()
         done, record = swap_and_recalibrate(do, model, subject.batches, flags.method)

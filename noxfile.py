@@ -91,6 +91,7 @@ def bench(session: nox.Session) -> None:
     processor = session.run("python", "-c", program, silent=True)
     last = kept / (re.sub(r"\W+", "-", str(processor).strip()) + ".json")
     out = Path(session.create_tmp()) / "bench"
+    shutil.rmtree(out, ignore_errors=True)  # of the last time
     against = ["--against", str(last)] if last.exists() else []
     flags = [
         "--activations",

@@ -237,7 +237,8 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on(
     (["--activations", "relu:2"], "takes no sigma"),
     (["--sizes", "ten"], "--sizes must be numbers like 1, 10k or 16M, got 'ten'"),
     (["--rounds", "0"], "--rounds must be at least 1, got 0"),
-    (["--against", "igul"], "Did you mean 'iglu'?"),
+    (["--ratios-to", "igul"], "Did you mean 'iglu'?"),
+    (["--against", "nowhere.json"], "--against must name a file of iglu bench, got nowhere.json"),
     (["--markdown", "nowhere.md"], "nowhere.md"),
 ])  # fmt: skip
 def test_a_mistake_in_the_flags_is_one_line_and_status_2(
@@ -291,7 +292,7 @@ def test_ctrl_c_writes_what_was_measured(
 
     monkeypatch.setattr(timing, "interleave", interrupted)
     # 7 subjects a round: the signal comes in the second round of the first pass.
-    flags = ["--activations", "gelu", "--rounds", "5", "--no-pairs", "--against", "relu", "gelu"]
+    flags = ["--activations", "gelu", "--rounds", "5", "--no-pairs", "--ratios-to", "relu", "gelu"]
     assert cli.run("bench", [*QUICK, *flags, "--out", str(tmp_path)]) == 130
     content = json.loads((tmp_path / "bench.json").read_text())
     assert content["interrupted"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from iglu.lab.bench.drift import compared, moved
+from iglu.lab.commands import bench
 
 
 def row(median: float, low: float, high: float, **fields: Any) -> dict[str, Any]:
@@ -70,3 +73,31 @@ def test_what_moved_is_said_in_one_line_with_both_spreads() -> None:
     assert str(found).startswith(
         "IGLU (auto) in a step of ResNet-20, batch 128, float32, cpu, 1 thread: 1.20 "
     )
+
+
+def test_the_command_names_what_moved_and_ends_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = [
+        "--rounds", "2", "--iterations", "2", "--sizes", "64", "--activations", "gelu", "--passes", "forward",
+        "--no-warm-heap", "--no-pictures", "--no-pairs", "--no-direct",
+    ]  # fmt: skip
+    assert bench.main([*quick, "--out", str(tmp_path / "first")]) == 0
+    measured = (tmp_path / "first" / "bench.json").read_text(encoding="utf-8")
+    # As if anything had been possible; and as if it had taken the millionth part, which never comes back.
+    before = {
+        "wide": {"median": 1.0, "low": 1e-9, "high": 1e9},
+        "faster": {"median": 1e-6, "low": 0.9e-6, "high": 1.1e-6},
+    }
+    for name, spread in before.items():
+        content = json.loads(measured)
+        for each in content["rows"]:
+            each["ratios"] = dict.fromkeys(each["ratios"], spread)
+        earlier = tmp_path / f"{name}.json"
+        earlier.write_text(json.dumps(content), encoding="utf-8")
+        capsys.readouterr()
+        status = bench.main([*quick, "--out", str(tmp_path / name), "--against", str(earlier)])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert status == int(name == "faster")
+        assert ("Moved: GELU (torch), forward, 64 elements" in printed) == bool(status)
+        assert "ratios have left their spread since" in printed

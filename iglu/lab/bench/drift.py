@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iglu.lab.bench.timing import PASS_LABELS, Spread, where
+from iglu.lab.bench.sittings import Timing
+from iglu.lab.bench.timing import PASS_LABELS, where
 
-Row = Mapping[str, Any]
+Spread = Mapping[str, float]
 
 # What makes two rows the same measurement; a field that a kind of row lacks is None in both.
 _SAME = ("kind", "activation", "kernel", "device", "dtype", "threads", "elements", "pass", "model")
@@ -23,7 +24,7 @@ _SAME = ("kind", "activation", "kernel", "device", "dtype", "threads", "elements
 class Moved:
     """A ratio that is not what it was."""
 
-    row: Row
+    row: Timing
     reference: str
     before: Spread
     now: Spread
@@ -37,12 +38,12 @@ class Moved:
             size = f"{row['elements']:,} elements"
             what = f"{row['label']} ({row['kernel']}), {PASS_LABELS[row['pass']]}, {size}, {place}"
         was, now = (
-            f"{spread.median:.2f} [{spread.low:.2f}, {spread.high:.2f}]" for spread in (self.before, self.now)
+            "{median:.2f} [{low:.2f}, {high:.2f}]".format(**spread) for spread in (self.before, self.now)
         )
         return f"{what}: {now} times {self.reference}, was {was}"
 
 
-def moved(before: Sequence[Row], now: Sequence[Row]) -> Iterator[Moved]:
+def moved(before: Sequence[Timing], now: Sequence[Timing]) -> Iterator[Moved]:
     """Every ratio of both that has moved, in the order of the new rows."""
     earlier = {_identity(row): row for row in before}
     for row in now:
@@ -51,20 +52,20 @@ def moved(before: Sequence[Row], now: Sequence[Row]) -> Iterator[Moved]:
             continue
         for reference, ratio in row["ratios"].items():
             if reference in old["ratios"]:
-                was, is_now = Spread(**old["ratios"][reference]), Spread(**ratio)
-                if not (_within(was.median, is_now) or _within(is_now.median, was)):
-                    yield Moved(row, reference, was, is_now)
+                was = old["ratios"][reference]
+                if not (_within(was["median"], ratio) or _within(ratio["median"], was)):
+                    yield Moved(row, reference, was, ratio)
 
 
-def compared(before: Sequence[Row], now: Sequence[Row]) -> int:
+def compared(before: Sequence[Timing], now: Sequence[Timing]) -> int:
     """How many ratios are in both."""
     earlier = {_identity(row): row["ratios"].keys() for row in before}
     return sum(len(row["ratios"].keys() & earlier.get(_identity(row), ())) for row in now)
 
 
-def _identity(row: Row) -> tuple[Any, ...]:
+def _identity(row: Timing) -> tuple[Any, ...]:
     return tuple(row.get(field) for field in _SAME)
 
 
 def _within(value: float, spread: Spread) -> bool:
-    return spread.low <= value <= spread.high
+    return spread["low"] <= value <= spread["high"]

@@ -17,8 +17,8 @@ import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import iglu
-from iglu.lab.bench import pictures, steps, timing
-from iglu.lab.bench.sittings import Sitting, refuse_to_replace
+from iglu.lab.bench import drift, pictures, steps, timing
+from iglu.lab.bench.sittings import Sitting, read_sitting, refuse_to_replace
 from iglu.lab.bench.subjects import COMPARISONS, Subject, subjects
 from iglu.lab.bench.tables import not_run_lines, tables_of
 from iglu.lab.bench.timing import Inputs, Rounds, Setting
@@ -58,8 +58,11 @@ class BenchFlags:
     engine; node: the same without the engine; loss_backward: loss.backward() of the sum, as in the paper."""
     call: Literal["module", "function"] = "module"
     """Time the module, as in the paper, or the function beneath it."""
-    against: tuple[str, ...] = ("identity", "relu")
+    ratios_to: tuple[str, ...] = ("identity", "relu")
     """Ratios to these rows; besides names of the zoo: gelu_tanh, silu_glu."""
+    against: Path | None = None
+    """The bench.json (or train.json) of an earlier sitting: every ratio that has left its spread is named,
+    and ends the command with status 1."""
     direct: bool = True
     """Rows for the direct formulas, one torch operation after the other."""
     pairs: bool = True
@@ -89,7 +92,7 @@ class BenchFlags:
     def check(self) -> None:
         """Refuse what cannot be run, before anything is."""
         with as_mistakes():
-            for name in (*self.activations, *(each for each in self.against if each not in COMPARISONS)):
+            for name in (*self.activations, *(each for each in self.ratios_to if each not in COMPARISONS)):
                 parse(name)  # raises with a suggestion
         for size in self.sizes:
             elements(size)
@@ -102,6 +105,18 @@ class BenchFlags:
             _check_device(device)
         if self.markdown is not None:
             find_section(self.markdown, self.section)  # now, not after an hour of measuring
+        self.earlier()
+
+    def earlier(self) -> Sitting | None:
+        """What to hold the rows against."""
+        if self.against is None:
+            return None
+        try:
+            return read_sitting(self.against, [])
+        except (OSError, ValueError) as error:
+            raise MistakeError(
+                f"--against must name a file of iglu bench, got {self.against}: {error}"
+            ) from error
 
 
 def _check_device(name: str) -> None:
@@ -147,8 +162,8 @@ def _operation_settings(flags: BenchFlags, record: Sitting) -> list[Setting]:
 
 def _subjects_of(flags: BenchFlags, setting: Setting) -> list[Subject]:
     names = list(flags.activations or ZOO)
-    extra = [name for name in dict.fromkeys(flags.against) if name in ZOO and name not in names]
-    if "gelu_tanh" in flags.against and "gelu" not in names + extra:
+    extra = [name for name in dict.fromkeys(flags.ratios_to) if name in ZOO and name not in names]
+    if "gelu_tanh" in flags.ratios_to and "gelu" not in names + extra:
         extra.append("gelu")
     return subjects(
         names + extra, backends=flags.backends, call=flags.call, direct=flags.direct, pairs=flags.pairs,
@@ -183,13 +198,13 @@ def run_operations(flags: BenchFlags, record: Sitting, tick: Tick, settings: Seq
                         tick(what)
                 finally:
                     record.add(
-                        timing.rows_of(rounds, everyone, calls, setting, pass_name, flags.against, served)
+                        timing.rows_of(rounds, everyone, calls, setting, pass_name, flags.ratios_to, served)
                     )
 
 
 def run_training(flags: BenchFlags, record: Sitting, tick: Tick) -> None:
     names = list(flags.activations or TRAINED)
-    names += [name for name in flags.against if name in ZOO and name != "identity" and name not in names]
+    names += [name for name in flags.ratios_to if name in ZOO and name != "identity" and name not in names]
     for device in _devices(flags, record):
         for threads in (flags.threads or (torch.get_num_threads(),)) if device == "cpu" else (1,):
             for model in flags.models:
@@ -222,7 +237,7 @@ def _train(
         for _ in timing.interleave(blocks, calls, flags.rounds, rounds):
             tick(workload.label)
     finally:
-        record.add(steps.rows_of(rounds, memory, workload, device, threads, flags.against))
+        record.add(steps.rows_of(rounds, memory, workload, device, threads, flags.ratios_to))
 
 
 @contextlib.contextmanager
@@ -273,7 +288,7 @@ def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting
 
 def show(record: Sitting, flags: BenchFlags, console: Terminal) -> None:
     """Print the tables, draw the pictures, fill the Markdown."""
-    shown = tables_of(record, flags.against)
+    shown = tables_of(record, flags.ratios_to)
     for table in shown:
         console.print(terminal(table))
         console.print()
@@ -295,6 +310,16 @@ def show(record: Sitting, flags: BenchFlags, console: Terminal) -> None:
     for path in written:
         console.say(f"wrote {path}", "dim")
     console.say(f"Beside the paper, with figures and a page: iglu report {record.path.parent}", "dim")
+
+
+def show_moved(earlier: Sitting, record: Sitting, console: Terminal) -> bool:
+    """Name every ratio that has left its spread; whether there was one."""
+    found = list(drift.moved(earlier.rows, record.rows))
+    for each in found:
+        console.say(f"Moved: {each}")
+    count = drift.compared(earlier.rows, record.rows)
+    console.say(f"{len(found)} of {count} ratios have left their spread since: {earlier.sentence}")
+    return bool(found)
 
 
 def find_section(path: Path, section: str) -> re.Match[str]:
@@ -322,10 +347,13 @@ def fill_section(path: Path, section: str, text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``iglu bench``; 130 after Ctrl-C."""
+    """Run ``iglu bench``; 130 after Ctrl-C, 1 where a ratio has left its spread."""
     flags = tyro.cli(BenchFlags, args=argv, prog="iglu bench")
     flags.check()
+    earlier = flags.earlier()
     console = Terminal()
     record = run(flags, argv, console)
     show(record, flags, console)
-    return INTERRUPTED if record.interrupted else 0
+    if record.interrupted:
+        return INTERRUPTED
+    return int(earlier is not None and show_moved(earlier, record, console))

@@ -393,6 +393,25 @@ def test_text_is_tokenised_once_and_again_when_it_changes(tmp_path: Path) -> Non
     assert len(list(cache.iterdir())) == 4
 
 
+@pytest.mark.parametrize("damage", ["cut short", "zeroed", "one bit", "swapped", "empty"])
+def test_a_damaged_cache_of_tokens_is_recognised_and_made_anew(damage: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    _write_splits(tmp_path / "set", "{}.txt")
+    whole = text.load("set", tmp_path, "bytes", cache).train.tolist()
+    train, other = sorted(cache.iterdir(), key=lambda path: -path.stat().st_size)[:2]
+    content = bytearray(train.read_bytes())
+    content[101] ^= damage == "one bit"
+    damaged = {
+        "cut short": content[:-2], "zeroed": bytes(len(content)), "swapped": other.read_bytes(), "empty": b"",
+    }.get(damage, content)  # fmt: skip
+    train.write_bytes(damaged)
+    with pytest.warns(UserWarning, match=rf"{train.name} is damaged, and was made anew"):
+        again = text.load("set", tmp_path, "bytes", cache)
+    assert again.train.tolist() == whole
+    text.load("set", tmp_path, "bytes", cache)  # warnings are errors
+    assert len(list(cache.iterdir())) == 3
+
+
 def test_blocks_are_consecutive_tokens_without_the_rest() -> None:
     data = text.TextSet(torch.arange(10), torch.arange(2), torch.arange(4), 256, torch.ones(256))
     assert data.blocks("train", 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

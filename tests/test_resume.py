@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,14 @@ from typing import Any
 import pytest
 import torch
 
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs import storage
-from iglu.lab.runs.folder import read_run
+from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.writing import FolderInUseError, claim
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit
+from iglu.lab.training.tasks import load_model
 
 # A checkpoint after every step, so that a kill anywhere has something to go on from.
 IMAGES = RECIPES["digits-lt"].replace(
@@ -41,6 +45,18 @@ TEXT = RECIPES["gpt2-python"].replace(
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that was left alone."""
+    return fit(IMAGES, out=tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, stopped after a step of its third epoch."""
+    return fit(IMAGES, out=tmp_path_factory.mktemp("stopped"), observers=[_StopAt(9)])
 
 
 # -- processes to be killed ------------------------------------------------------------------------
@@ -132,8 +148,7 @@ def test_a_long_run_killed_many_times_ends_as_one_left_alone(recipe: Recipe, tmp
     assert found.without_timings() == expected.without_timings()
 
 
-def test_a_run_killed_while_it_writes_ends_as_one_left_alone(tmp_path: Path) -> None:
-    expected = fit(IMAGES, out=tmp_path / "quiet")
+def test_a_run_killed_while_it_writes_ends_as_one_left_alone(expected: Run, tmp_path: Path) -> None:
     deaths = 0
     # Three calls a file: the recipe, provenance, then checkpoints, and metrics at the end of an epoch.
     for at in (0, 3, 6, 7, 10, 13, 19):
@@ -146,8 +161,7 @@ def test_a_run_killed_while_it_writes_ends_as_one_left_alone(tmp_path: Path) -> 
     assert not list(found.folder.glob("*" + storage.UNFINISHED))
 
 
-def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    expected = fit(IMAGES, out=tmp_path / "quiet")
+def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(expected: Run, tmp_path: Path) -> None:
     process = _start(IMAGES, tmp_path / "full", largest_file=100_000)  # less than a checkpoint
     process.join()
     assert process.exitcode == 1
@@ -166,10 +180,24 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: P
             file.write(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{path}'")) as caught:
         fail()
+    assert caught.value.errno == errno.ENOSPC
     assert json.loads(path.read_text()) == {"epoch": 1}
     assert os.listdir(tmp_path) == ["state.json"]
+
+
+class _Notes(Observer):
+    """What a run tells the user when it starts, or has nothing to do."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+
+    def started(self, training: Training) -> None:
+        self.all = list(training.notes)
+
+    def found(self, run: Run, notes: Sequence[str]) -> None:
+        self.all = list(notes)
 
 
 class _StopAt(Observer):
@@ -181,8 +209,9 @@ class _StopAt(Observer):
 
 
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, tmp_path: Path) -> None:
-    expected = fit(IMAGES, out=tmp_path / "quiet")
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    damage: str, expected: Run, tmp_path: Path
+) -> None:
     stopped = fit(IMAGES, out=tmp_path / "damaged", observers=[_StopAt(7)])
     assert stopped.status == "stopped"
     newest = checkpoints(stopped.folder)[0]
@@ -192,24 +221,149 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, tmp_path
     else:
         content = content[: len(content) // 2 if damage == "cut short" else 0]
     newest.write_bytes(content)
-    state, complaints = newest_checkpoint(stopped.folder)
+    state, complaints = newest_checkpoint(stopped.folder, IMAGES)
     assert state is not None
     assert (state["epoch"], state["step"]) == (1, 2)
-    assert len(complaints) == 1
-    assert newest.name in complaints[0]
-    assert fit(IMAGES, out=tmp_path / "damaged").without_timings() == expected.without_timings()
+    assert list(complaints) == [newest]
+    assert str(newest) in complaints[newest]
+    with pytest.warns(
+        UserWarning, match=rf"{newest.name} is damaged.* the one before is taken, from epoch 2"
+    ):
+        load_model(stopped)
+    notes = _Notes()
+    found = fit(IMAGES, out=tmp_path / "damaged", observers=[notes])
+    assert found.without_timings() == expected.without_timings()
+    assert newest.name in notes.all[0]
+    assert notes.all[0].endswith("; going on from the one before")
+    assert notes.all[1] == "going on from epoch 2, step 2 of 4"
 
 
-def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> None:
-    expected = fit(IMAGES, out=tmp_path / "quiet")
+def test_with_every_checkpoint_damaged_the_run_starts_again(expected: Run, tmp_path: Path) -> None:
     stopped = fit(IMAGES, out=tmp_path / "damaged", observers=[_StopAt(7)])
     for path in checkpoints(stopped.folder):
         path.write_bytes(b"nothing")
+    notes = _Notes()
+    again = fit(IMAGES, out=tmp_path / "damaged", observers=[notes, _StopAt(2)])
+    assert [note.rpartition("; ")[2] for note in notes.all] == ["starting from the beginning"] * 2
+    # Damaged ones with higher numbers are not in the way of the new.
+    assert [load_checkpoint(path)["step"] for path in checkpoints(again.folder)] == [2, 1]
     assert fit(IMAGES, out=tmp_path / "damaged").without_timings() == expected.without_timings()
 
 
-def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(tmp_path: Path) -> None:
-    expected = fit(IMAGES, out=tmp_path / "quiet")
+def test_a_checkpoint_of_another_run_is_not_taken(expected: Run, tmp_path: Path) -> None:
+    other = fit(IMAGES.replace(seed=1), out=tmp_path / "other")
+    stopped = fit(IMAGES, out=tmp_path / "mixed", observers=[_StopAt(5)])
+    for path in checkpoints(other.folder):
+        shutil.copy(path, stopped.folder)
+    with pytest.warns(UserWarning, match="is of another run: seed was 1, now 0"):
+        load_model(stopped)
+    notes = _Notes()
+    found = fit(IMAGES, out=tmp_path / "mixed", observers=[notes])
+    assert "is of another run: seed was 1, now 0; set aside as" in notes.all[0]
+    assert found.without_timings() == expected.without_timings()
+
+
+def test_a_checkpoint_of_before_there_were_recipes_in_them_is_taken(expected: Run, tmp_path: Path) -> None:
+    stopped = fit(IMAGES, out=tmp_path / "old", observers=[_StopAt(5)])
+    for path in checkpoints(stopped.folder):
+        state = load_checkpoint(path)
+        del state["recipe"]
+        path.unlink()
+        save_checkpoint(stopped.folder, 4 * state["epoch"] + state["step"], state)
+    notes = _Notes()
+    assert (
+        fit(IMAGES, out=tmp_path / "old", observers=[notes]).without_timings() == expected.without_timings()
+    )
+    assert notes.all == ["going on from epoch 2, step 1 of 4"]
+
+
+_ROW = '{"epoch": 1, "train_loss": 1.0, "test_acc": 10.0}\n'
+_THREE_ROWS = _ROW + _ROW.replace("1,", "2,", 1) + _ROW.replace("1,", "3,", 1)  # nothing wrong by themselves
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", '{"status": '),
+        ("state.json", '{"status": 7}'),
+        ("state.json", ""),
+        ("metrics.jsonl", "[1]\n"),
+        ("metrics.jsonl", '{"epoch": 1, "test_a'),
+        ("metrics.jsonl", "\x00" * 100),
+        ("metrics.jsonl", _ROW + _ROW),
+        ("metrics.jsonl", _THREE_ROWS),
+        ("provenance.jsonl", "{"),
+        ("provenance.jsonl", '7\n{"torch": "2.10"}\n{"torch": "2.1'),
+    ],
+)
+@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "stopped"])
+def test_a_damaged_side_file_is_set_aside_and_rebuilt(
+    name: str, content: str, is_finished: bool, expected: Run, stopped: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / IMAGES.folder_name
+    shutil.copytree(expected.folder if is_finished else stopped.folder, folder)
+    (folder / name).write_text(content)
+    notes = _Notes()
+    found = fit(IMAGES, out=tmp_path, observers=[notes])
+    assert found.without_timings() == expected.without_timings()
+    assert read_run(folder).without_timings() == expected.without_timings()
+    starts = (folder / "provenance.jsonl").read_text().splitlines()
+    assert [start for start in starts if '"commit"' not in start] == [
+        '{"torch": "2.10"}'
+    ] or "2.10" not in content
+    assert all("torch" in json.loads(start) for start in starts)
+    # Of a run that goes on the metrics are written anew in any case.
+    if is_finished or content != _THREE_ROWS:
+        assert (folder / f"{name}.damaged").read_text() == content
+        assert f"set aside as {name}.damaged" in notes.all[0]
+        assert str(folder / name) in notes.all[0]
+
+
+def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
+    run = fit(IMAGES, out=tmp_path)
+    for content in ("first", "second", "third"):
+        (run.folder / "state.json").write_text(content)
+        fit(IMAGES, out=tmp_path)
+    names = ("state.json.damaged", "state.json.damaged2", "state.json.damaged3")
+    assert [(run.folder / name).read_text() for name in names] == ["first", "second", "third"]
+
+
+def test_a_run_evaluated_is_saved_at_once(tmp_path: Path) -> None:
+    recipe = IMAGES.replace(checkpoint_every=1e9, evaluate_every=2)
+    saved: list[tuple[int, int]] = []
+
+    class Look(Observer):
+        def stepped(self, training: Training) -> bool:
+            found, _ = newest_checkpoint(training.folder, recipe)
+            saved.append((training.epoch, -1 if found is None else found["epoch"]))
+            return False
+
+    fit(recipe, out=tmp_path, observers=[Look()])
+    assert dict(saved) == {0: -1, 1: -1, 2: 2}
+
+
+def test_a_run_that_dies_after_each_evaluation_gets_on(expected: Run, tmp_path: Path) -> None:
+    recipe = IMAGES.replace(checkpoint_every=1e9)
+
+    class Die(Observer):
+        def stepped(self, training: Training) -> bool:
+            if training.epoch and training.step == 1:
+                raise KeyboardInterrupt
+            return False
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fit(recipe, out=tmp_path / "dying", observers=[Die()])
+        # the second life begins in epoch 2, and ends in its first step
+    (state, _) = newest_checkpoint(tmp_path / "dying" / recipe.folder_name, recipe)
+    assert state is not None
+    assert state["epoch"] == 1
+    assert fit(recipe, out=tmp_path / "dying").without_timings() == expected.without_timings()
+
+
+def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(
+    expected: Run, tmp_path: Path
+) -> None:
     first = fit(IMAGES.replace(stop_after=1), out=tmp_path / "limited")
     assert (first.status, len(first.history)) == ("stopped", 1)
     assert fit(IMAGES, out=tmp_path / "limited").without_timings() == expected.without_timings()
@@ -252,7 +406,11 @@ def test_a_folder_of_another_recipe_is_refused_with_the_difference(tmp_path: Pat
     run = fit(IMAGES.replace(stop_after=1), out=tmp_path)
     fields = json.loads((run.folder / "recipe.json").read_text())
     (run.folder / "recipe.json").write_text(json.dumps({**fields, "lr": 0.5}))
-    with pytest.raises(ValueError, match=r"holds another run: lr was 0\.5, now 0\.004"):
+    with pytest.raises(MistakeError, match=r"it is the recipe of .*_lr=0\.5_.*, but its folder has another"):
+        fit(IMAGES, out=tmp_path)
+    del fields["format"]  # by the first one names said less
+    (run.folder / "recipe.json").write_text(json.dumps({**fields, "lr": 0.5}))
+    with pytest.raises(MistakeError, match=r"holds another run: lr was 0\.5, now 0\.004\."):
         fit(IMAGES, out=tmp_path)
 
 
@@ -298,7 +456,7 @@ def test_loading_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
     content = pickle.dumps(_Bomb(tmp_path / "exploded"))
     digest = hashlib.sha256(content).hexdigest()[:12]
     (tmp_path / f"checkpoint-00000001-{digest}.safetensors").write_bytes(content)
-    state, complaints = newest_checkpoint(tmp_path)
+    state, complaints = newest_checkpoint(tmp_path, IMAGES)
     assert state is None
     assert len(complaints) == 1
     assert not (tmp_path / "exploded").exists()

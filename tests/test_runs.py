@@ -329,3 +329,27 @@ def test_without_words_everything_is_meant() -> None:
 
 def test_a_setting_is_named_by_its_differences() -> None:
     assert setting_label(BASE.replace(threads=3, seed=5, stop_after=1)) == "digits-lt epochs=2 stop_after=1"
+
+
+def test_a_recipe_in_the_folder_of_another_run_is_named_and_left_out(tmp_path: Path) -> None:
+    own = _write(tmp_path, BASE, [10.0, 60.0])
+    for change in ({"seed": 1}, {"activation": "gelu"}, {"lr": 0.5}):
+        other = _write(tmp_path, BASE.replace(**change), [10.0, 60.0])
+        (other / "recipe.json").write_text((own / "recipe.json").read_text())
+    runs, complaints = read_runs(tmp_path)
+    assert [run.folder for run in runs] == [own]
+    assert len(complaints) == 3
+    assert all(f"it is the recipe of {own.name}, but its folder has another name" in c for c in complaints)
+
+
+def test_the_folders_of_the_first_format_have_their_names(tmp_path: Path) -> None:
+    content = (Path(__file__).parent / "fixtures" / "recipe-1-images.json").read_text()
+    for name in ("digits-lt_iglu-0.5_seed=3", "digits-lt_iglu-0.5_context=512_seed=3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(content)
+        assert read_run(tmp_path / name).recipe.seed == 3
+    for name in ("digits-lt_iglu-0.5_seed=4", "digits-lt_relu_seed=3", "digits_iglu-0.5_seed=3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(content)
+        with pytest.raises(MistakeError, match="its folder has another name"):
+            read_run(tmp_path / name)

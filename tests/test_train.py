@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,13 +23,14 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from iglu.lab import cli
+from iglu.lab.commands import train as train_command
 from iglu.lab.console import Terminal
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import samples
 from iglu.lab.results.statistics import estimate
 from iglu.lab.runs.folder import Row, Run, read_run
 from iglu.lab.runs.record import read_runs
-from iglu.lab.training import tasks
+from iglu.lab.training import loop, tasks
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.processes import share_batch_norm
@@ -162,7 +164,7 @@ def test_the_long_tail_is_one_for_all_seeds_unless_it_follows_the_seed() -> None
 @pytest.mark.parametrize("constrain", [True, False])
 def test_every_learned_sigma_is_in_the_metrics(constrain: bool, tmp_path: Path) -> None:
     run = fit(IMAGES.replace(activation="iglu:learnable=5", constrain=constrain), out=tmp_path)
-    name = "log_sigma" if constrain else "sigma"
+    name = "log_sigma" if constrain else "free_sigma"
     parameters = {key: value for key, value in _weights(run.folder).items() if key.endswith("." + name)}
     assert len(parameters) == len(run.last["sigmas"]) == 7
     for key, value in parameters.items():
@@ -435,9 +437,12 @@ def test_a_model_for_the_other_kind_of_data_is_refused(tmp_path: Path) -> None:
 class _Raise(Observer):
     """Sends this process a signal after some steps."""
 
+    def __init__(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.number = number
+
     def stepped(self, training: Training) -> bool:
         if training.total_steps == 3:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self.number)
         return False
 
 
@@ -563,6 +568,82 @@ def test_the_command_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     (run,), _ = read_runs(tmp_path)
     assert run.recipe.norm is False
     assert str(run.folder) in shown
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_with_its_status_and_the_command_that_goes_on(
+    number: signal.Signals,
+    status: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train_command, "tail_observers", lambda recipe: [_Raise(number)])
+    out = str(tmp_path / "my runs")
+    argv = ["digits-lt", "--epochs", "2", "--epoch-steps", "4", "--threads", "1", "--out", out]
+    assert cli.run("train", argv) == status
+    shown = capsys.readouterr().out
+    command = shlex.split(shown.splitlines()[-1].removeprefix("to go on: "))
+    assert command == ["iglu", "train", *argv]
+    monkeypatch.undo()
+    assert cli.run("train", command[2:]) == 0
+    assert "going on from epoch 1, step 3 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_before_the_first_step_ends_at_once_and_leaves_no_folder(
+    number: signal.Signals, ending: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "load_task", lambda *_: signal.raise_signal(number))
+    with pytest.raises(ending) as caught:
+        cli.run("train", ["digits", "--out", str(tmp_path / "runs")])
+    assert number == signal.SIGINT or caught.value.code == 143
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_had_finished_says_so_and_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["digits-lt", "--epochs", "1", "--epoch-steps", "2", "--threads", "1", "--out", str(tmp_path)]
+    assert cli.run("train", argv) == 0
+    first = capsys.readouterr().out
+    assert "before" not in first
+    assert cli.run("train", argv) == 0
+    again = capsys.readouterr().out
+    assert "this run had finished before, and was not run again" in again
+    assert "train loss" not in again
+    assert first.splitlines()[-3:] == again.splitlines()[-3:]  # how it ended, where, what comes next
+    assert again.splitlines()[-1] == f"next: iglu runs {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["resnet20-cifar10", "--data", "{}/nowhere"],
+        ["digits", "--accelerator", "warp"],
+        ["digits", "--model", "resnet21"],
+    ],
+    ids=["data", "device", "model"],
+)
+def test_a_start_that_fails_is_one_line_and_leaves_no_folder(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [word.format(tmp_path) for word in argv]
+    assert cli.run("train", [*argv, "--out", str(tmp_path / "runs")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["digits", "--epochs", "1", "--epoch-steps", "1", "--threads", "1", "--out"]
+    for name in ("runs[/b]", "runs[red]x"):
+        assert cli.run("train", [*argv, str(tmp_path / name)]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        (run,), _ = read_runs(tmp_path / name)
+        assert shown[0].endswith(f", in {run.folder}")
+        assert shown[-2] == str(run.folder)
 
 
 def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:

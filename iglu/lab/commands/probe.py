@@ -123,7 +123,11 @@ def _runs(folder: Path, flags: ProbeFlags) -> Iterator[Target]:
     runs, complaints = read_runs(folder)
     if not runs:
         raise MistakeError(f"No run in {folder}. {' '.join(complaints)}".rstrip())
-    trained = [run for run in runs if run.folder.is_dir() and newest_checkpoint(run.folder)[0] is not None]
+    trained = [
+        run
+        for run in runs
+        if run.folder.is_dir() and newest_checkpoint(run.folder, run.recipe)[0] is not None
+    ]
     # Such as one that diverged before it was first saved.
     for run in runs:
         if run not in trained:

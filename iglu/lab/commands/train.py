@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -49,9 +51,18 @@ def main(argv: list[str]) -> int:
         description=f"Train {argv[0]}; the same command goes on with a run that was stopped or killed.",
     )  # fmt: skip
     check_writable(flags.out)
-    with StopOnSignal().installed() as stop:
+    # Of several processes the first decides for all, and is the only one to be told of the start.
+    with StopOnSignal(is_idle="LOCAL_RANK" not in os.environ).installed() as stop:
         observers = [*flags.observers(), stop]
         run = fit(flags.recipe, data=data_folder(flags.data), out=flags.out, observers=observers)
+    is_first = os.environ.get("RANK", "0") == "0"
+    if stop.number is not None and run.status == "stopped":
+        launcher = "torchrun ... -m " if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        if is_first:
+            print(f"to go on: {launcher}{shlex.join(['iglu', 'train', *argv])}")
+        return 128 + stop.number
+    if is_first:
+        print(f"next: {shlex.join(['iglu', 'runs', str(flags.out)])}")
     return FAILED if run.status == "diverged" else DONE
 
 

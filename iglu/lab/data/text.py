@@ -1,7 +1,8 @@
 """Text as one long row of token numbers, tokenised once and then memory-mapped.
 
 The cache is named after the contents of the text and of the tokenizer's files, so that it can never be
-stale, and a set that does not fit in memory still trains.
+stale, and after its own length and sha256, so that a damaged one is recognised and made anew.  A set that
+does not fit in memory still trains.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from torch import Tensor
 from iglu.functional import check_choice
 from iglu.lab.data.embedded import python_reference
 from iglu.lab.mistakes import MistakeError
-from iglu.lab.runs.storage import write_atomically
+from iglu.lab.runs.storage import UNFINISHED, write_atomically
 
 SPLITS = ("train", "valid", "test")
 TOKENIZERS = ("bytes", "gpt2", "gpt2:SIZE")
@@ -219,15 +221,33 @@ def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def _tokenised(lines: Lines, tokenizer: Tokenizer, cache: Path) -> Tensor:
-    digest = hashlib.sha256(tokenizer.identity.encode())
+    source = hashlib.sha256(tokenizer.identity.encode())
     for line in lines():
-        digest.update(line.encode())
-    path = cache / f"tokens-{tokenizer.name}-{digest.hexdigest()[:20]}.u16"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with write_atomically(path) as file:
-            for tokens in tokenizer.encode(lines()):
-                file.write(tokens.tobytes())
+        source.update(line.encode())
+    stem = f"tokens-{tokenizer.name}-{source.hexdigest()[:20]}"
+    for path in sorted(cache.glob(f"{stem}-*.u16")):
+        if path.name == _proved(stem, path):
+            return _mapped(path)
+        warnings.warn(f"{path} is damaged, and was made anew", stacklevel=4)
+        path.unlink(missing_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{stem}-{os.getpid()}{UNFINISHED}"  # another process may be at the same
+    with write_atomically(path) as file:
+        for tokens in tokenizer.encode(lines()):
+            file.write(tokens.tobytes())
+    return _mapped(path.replace(cache / _proved(stem, path)))
+
+
+def _proved(stem: str, path: Path) -> str:
+    """The name of a row of tokens, which holds their number and the first digits of their sha256."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+        return f"{stem}-{file.tell() // 2}-{digest.hexdigest()[:12]}.u16"
+
+
+def _mapped(path: Path) -> Tensor:
     if os.path.getsize(path) == 0:
         return torch.empty(0, dtype=torch.uint16)
     # Private pages: torch wants to be able to write, the file must not change.

@@ -103,11 +103,57 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise MistakeError(f"{folder} is not the folder of a run: it has no {RECIPE}")
-    recipe = checked_recipe(_json(folder / RECIPE), str(folder / RECIPE))
+    recipe = read_recipe(folder)
+    status, message = read_state(folder)
+    try:
+        starts = read_starts(folder)
+    except MistakeError:  # without them a run's numbers stand as they are
+        starts = []
+    return Run(folder, recipe, status, read_history(folder), message, starts[-1] if starts else {})
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """A recipe lies in the folder of its name.  By the first format fields were named that are not now, and
+    the other way round, but recipe, activation and seed were where they are."""
+    content = _json(folder / RECIPE)
+    recipe = checked_recipe(content, str(folder / RECIPE))
+    found, own = folder.resolve().name.split("_"), recipe.folder_name.split("_")
+    if "format" not in content:
+        found, own = [*found[:2], found[-1]], [*own[:2], own[-1]]
+    if found != own:
+        raise MistakeError(
+            f"{folder / RECIPE} cannot be read: it is the recipe of {recipe.folder_name}, but its folder "
+            "has another name"
+        )
+    return recipe
+
+
+def read_state(folder: Path) -> tuple[str, str]:
+    """Status and message."""
     state = _json(folder / STATE) if (folder / STATE).exists() else {"status": "unfinished"}
-    status, message = checked_state(state, str(folder / STATE))
-    history = checked_history(_json_lines(folder / METRICS), str(folder / METRICS))
-    return Run(folder, recipe, status, history, message, _last_start(folder / PROVENANCE))
+    return checked_state(state, str(folder / STATE))
+
+
+def read_history(folder: Path) -> tuple[Row, ...]:
+    return checked_history(_json_lines(folder / METRICS), str(folder / METRICS))
+
+
+def read_starts(folder: Path) -> list[Row]:
+    """The provenance of each start."""
+    starts = _json_lines(folder / PROVENANCE)
+    if not all(isinstance(start, dict) for start in starts):
+        raise MistakeError(f"{folder / PROVENANCE} cannot be read: a line is not the provenance of a start")
+    return starts
+
+
+def unlike(before: Recipe, after: Recipe) -> str:
+    """In what two runs differ, in words; empty if they are one."""
+    old, new = before.identity(), after.identity()
+    return "; ".join(
+        f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    )
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -153,15 +199,6 @@ def _is_fit(name: str, value: Any) -> bool:
     is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
     is_metric = name in (*_METRICS_OF_AN_EPOCH, *TIMINGS) or name.startswith(("test_", "train_", "bits_"))
     return is_number or not (is_metric or isinstance(value, int))
-
-
-def _last_start(path: Path) -> dict[str, Any]:
-    """Without it a run's numbers stand as they are."""
-    try:
-        lines = _json_lines(path)
-    except MistakeError:
-        return {}
-    return lines[-1] if lines and isinstance(lines[-1], dict) else {}
 
 
 def _json(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,20 @@ from filelock import FileLock, Timeout
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs import provenance
-from iglu.lab.runs.folder import PROVENANCE, RECIPE, STATE, Run, read_run
+from iglu.lab.runs.folder import (
+    METRICS,
+    PROVENANCE,
+    RECIPE,
+    STATE,
+    Row,
+    Run,
+    read_history,
+    read_recipe,
+    read_run,
+    read_starts,
+    read_state,
+    unlike,
+)
 from iglu.lab.runs.storage import remove_unfinished, write_json, write_json_lines
 
 
@@ -39,33 +52,54 @@ def claim(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def open_run(folder: Path, recipe: Recipe) -> Run | None:
-    """Write the recipe down, or check that it is the one of the folder.  The run if there is nothing left to
-    do: it diverged, or has all its epochs."""
-    path = folder / RECIPE
-    if path.exists():
-        run = read_run(folder)
-        _check_same(run.recipe, recipe, folder)
-        if run.is_done_for(recipe):
-            return run
-        (folder / STATE).unlink(missing_ok=True)
-    write_json(path, recipe.as_dict())
-    return None
+def open_run(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
+    """The run in the folder, as far as there is one; a folder of another run is refused.  What is damaged
+    beside the recipe is set aside, for a checkpoint knows it too; ``notes`` says so."""
+    if not (folder / RECIPE).exists():
+        return None
+    difference = unlike(read_recipe(folder), recipe)
+    if difference:
+        raise MistakeError(f"{folder} holds another run: {difference}. Choose another --out, or remove it.")
+    for name, read in ((STATE, read_state), (METRICS, read_history), (PROVENANCE, read_starts)):
+        complaint = _complaint(read, folder)
+        if complaint:
+            content = (folder / name).read_bytes()
+            notes.append(set_aside(folder / name, complaint))
+            if name == PROVENANCE:  # each line stands for itself
+                write_json_lines(folder / name, filter(None, map(_start, content.splitlines())))
+    return read_run(folder)
 
 
-def record_start(folder: Path, extra: Mapping[str, Any]) -> None:
-    """One more line of provenance: a run may go on under another version, on another machine."""
-    path = folder / PROVENANCE
-    lines = path.read_text().splitlines() if path.exists() else []
-    write_json_lines(path, [*map(json.loads, lines), {**provenance.collect().as_dict(), **extra}])
+def _start(line: bytes) -> Row | None:
+    try:
+        start = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return start if isinstance(start, dict) else None
 
 
-def _check_same(old: Recipe, new: Recipe, folder: Path) -> None:
-    before, after = old.identity(), new.identity()
-    differences = [
-        f"{key} was {before[key]!r}, now {after[key]!r}" for key in before if before[key] != after[key]
-    ]
-    if differences:
-        raise MistakeError(
-            f"{folder} holds another run: {'; '.join(differences)}. Choose another --out, or remove it."
-        )
+def _complaint(read: Callable[[Path], object], folder: Path) -> str:
+    try:
+        read(folder)
+    except MistakeError as error:
+        return str(error)
+    return ""
+
+
+def set_aside(path: Path, reason: str) -> str:
+    """Give a file a name under which nobody looks for it; what was done, in words."""
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *range(2, 1000)))
+    kept = next(name for name in names if not name.exists())
+    path.rename(kept)
+    return f"{reason}; set aside as {kept.name}"
+
+
+def begin(folder: Path, recipe: Recipe, history: Sequence[Row], start: Mapping[str, Any]) -> None:
+    """Write down that a run begins or goes on: one more line of provenance, since it may do so under another
+    version, on another machine."""
+    write_json(folder / RECIPE, recipe.as_dict())
+    (folder / STATE).unlink(missing_ok=True)
+    if history and not (folder / METRICS).exists():
+        write_json_lines(folder / METRICS, history)
+    starts = [*read_starts(folder), {**provenance.collect().as_dict(), **start}]
+    write_json_lines(folder / PROVENANCE, starts)

@@ -2,7 +2,7 @@
 
 A checkpoint is a safetensors file: tensors, and in its header everything else as JSON.  Its name holds the
 step and the first digits of its own sha256, ``checkpoint-00000120-9f86d081884c.safetensors``, so that a
-damaged one is recognised and the one before it is taken.
+damaged one is recognised and the one before it is taken.  It holds its recipe, so that another run's is too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from iglu.lab.recipes import Recipe
+from iglu.lab.runs.folder import unlike
 from iglu.lab.runs.storage import write_atomically
 
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{12})\.safetensors")
@@ -43,10 +46,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     found = hashlib.sha256(content).hexdigest()[:12]
     if found != match[2]:
         raise ValueError(f"{path} is damaged: its sha256 begins with {found}, not with {match[2]}")
-    # safetensors.torch.load leaves the header out: its length in 8 bytes, then JSON.
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    tensors = safetensors.torch.load(content)
-    state: dict[str, Any] = _put_back(json.loads(header["__metadata__"]["rest"]), tensors)
+    try:
+        # safetensors.torch.load leaves the header out: its length in 8 bytes, then JSON.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = safetensors.torch.load(content)
+        state: dict[str, Any] = _put_back(json.loads(header["__metadata__"]["rest"]), tensors)
+    except (ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is not a checkpoint: {error}") from error
     return state
 
 
@@ -56,22 +62,25 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest state that is sound, and what is wrong with those that are newer."""
-    complaints: list[str] = []
+def newest_checkpoint(folder: Path, recipe: Recipe) -> tuple[dict[str, Any] | None, dict[Path, str]]:
+    """The newest state that is sound and of that run, and what is wrong with those that are newer."""
+    complaints: dict[Path, str] = {}
     for path in checkpoints(folder):
-        state = _load_or_complain(path, complaints)
+        state, complaint = _load(path, recipe)
         if state is not None:
             return state, complaints
+        complaints[path] = complaint
     return None, complaints
 
 
-def _load_or_complain(path: Path, complaints: list[str]) -> dict[str, Any] | None:
+def _load(path: Path, recipe: Recipe) -> tuple[dict[str, Any] | None, str]:
     try:
-        return load_checkpoint(path)
+        state = load_checkpoint(path)
+        # The first ones had no recipe.
+        difference = unlike(Recipe.from_dict(state["recipe"]), recipe) if "recipe" in state else ""
     except (ValueError, OSError) as error:
-        complaints.append(str(error))
-        return None
+        return None, str(error)
+    return (None, f"{path} is of another run: {difference}") if difference else (state, "")
 
 
 def _take_out(value: Any, tensors: dict[str, Tensor]) -> Any:

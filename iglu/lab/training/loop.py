@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, STATE, Row, Run
 from iglu.lab.runs.storage import write_json, write_json_lines
-from iglu.lab.runs.writing import claim, open_run, record_start
+from iglu.lab.runs.writing import begin, claim, open_run, set_aside
 from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
 from iglu.lab.training.diagnosis import first_nonfinite
 from iglu.lab.training.processes import share_batch_norm
@@ -50,7 +50,11 @@ class Observer:
         return {}
 
     def ended(self, run: Run) -> None:
-        """When the run finished, stopped or diverged, also if it had done so before."""
+        """When the run finished, stopped or diverged."""
+
+    def found(self, run: Run, notes: Sequence[str]) -> None:
+        """Instead of all else, when it had done so before and nothing is left to do; ``notes`` are worth
+        telling the user."""
 
     def close(self) -> None:
         """However it ended, by an exception too."""
@@ -105,21 +109,48 @@ def fit(
     """
     folder = Path(out) / recipe.folder_name
     fabric = make_fabric(recipe)
+    watching = list(observers) if fabric.is_global_zero else []
     with contextlib.ExitStack() as stack:
-        done: Run | None = None
-        if fabric.is_global_zero:
-            stack.enter_context(claim(folder))
-            done = open_run(folder, recipe)
-        done = _shared(fabric, done)
-        watching = list(observers) if fabric.is_global_zero else []
         for observer in watching:
             stack.callback(observer.close)
-        if done is not None:
-            for observer in watching:
-                observer.ended(done)
-            return done
-        stack.enter_context(_reproducible(recipe))
-        return Loop(recipe, folder, fabric, data, watching).run()
+        notes: list[str] = []
+
+        def enter() -> Run | None:
+            """Take the folder; the run in it if there is nothing left to do."""
+            found = None
+            if fabric.is_global_zero:
+                stack.enter_context(claim(folder))
+                found = _done(folder, recipe, notes)
+            shared: Run | None = _shared(fabric, found)
+            return shared
+
+        was_there = _shared(fabric, folder.exists())
+        done = enter() if was_there else None
+        if done is None:
+            stack.enter_context(_reproducible(recipe))
+            # Before the folder is made: a start that fails, for want of data, leaves none.
+            loop = Loop(recipe, folder, fabric, data, watching)
+            done = None if was_there else enter()
+            if done is None:
+                return loop.run(notes)
+        for observer in watching:
+            observer.found(done, notes)
+        return done
+
+
+def _done(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
+    """The run in the folder if there is nothing left to do: it diverged, or has all its epochs.  Its metrics
+    are then held against those of the checkpoint, which proves itself."""
+    run = open_run(folder, recipe, notes)
+    if run is None or not run.is_done_for(recipe):
+        return None
+    state, _ = newest_checkpoint(folder, recipe)
+    history = list(run.history) if state is None else state["history"]
+    # As JSON a NaN is equal to itself.
+    if json.dumps(history) == json.dumps(run.history[: len(history)]):
+        return run
+    notes.append(set_aside(folder / METRICS, f"{folder / METRICS} differs from the checkpoint"))
+    return None
 
 
 class Loop:
@@ -151,13 +182,17 @@ class Loop:
             raise MistakeError(f"batch={recipe.batch} is too small for {fabric.world_size} processes")
         self.training = Training(recipe, folder, task, network, steps, sums=_no_sums())
         self.last_save = time.monotonic()
+        self.saved: tuple[int, int] | None = None  # epoch and step of the newest checkpoint
 
-    def run(self) -> Run:
-        self._go_on()
+    def run(self, notes: Iterable[str] = ()) -> Run:
+        """From its newest checkpoint, if there is one; ``notes`` are for the user."""
         training = self.training
+        training.notes += notes
+        self._go_on()
         if self.fabric.is_global_zero:
             processes = {"device": str(self.fabric.device), "processes": self.fabric.world_size}
-            record_start(self.folder, {"step": training.total_steps, **processes})
+            start = {"step": training.total_steps, **processes}
+            begin(self.folder, self.recipe, training.history, start)
         for observer in self.observers:
             observer.started(training)
         status, message = "finished", ""
@@ -256,7 +291,9 @@ class Loop:
         if sigmas:
             row["sigmas"] = sigmas
         began = time.perf_counter()
-        if row["epoch"] % self.recipe.evaluate_every == 0 or row["epoch"] == self.recipe.last_epoch:
+        is_last = row["epoch"] == self.recipe.last_epoch
+        is_evaluated = is_last or row["epoch"] % self.recipe.evaluate_every == 0
+        if is_evaluated:
             row |= self.evaluate()
         row |= {
             "seconds": round(training.sums["seconds"], 3),
@@ -269,6 +306,9 @@ class Loop:
         training.epoch, training.step, training.sums = training.epoch + 1, 0, _no_sums()
         if self.fabric.is_global_zero:
             write_json_lines(self.folder / METRICS, training.history)
+        if is_evaluated:
+            # Or a run that is killed often would be evaluated again and again.
+            self._save()
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -302,9 +342,11 @@ class Loop:
     def _save(self) -> None:
         self.last_save = time.monotonic()
         training = self.training
-        if not self.fabric.is_global_zero:
+        if not self.fabric.is_global_zero or self.saved == (training.epoch, training.step):
             return
+        self.saved = training.epoch, training.step
         state = {
+            "recipe": self.recipe.as_dict(),
             "model": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "precision": self.fabric.strategy.precision.state_dict(),
@@ -316,10 +358,13 @@ class Loop:
         save_checkpoint(self.folder, training.total_steps, state)
 
     def _go_on(self) -> None:
-        found = newest_checkpoint(self.folder) if self.fabric.is_global_zero else None
-        state, complaints = _shared(self.fabric, found)
-        training = self.training
-        training.notes += [f"{complaint}; going on from the one before" for complaint in complaints]
+        training, state = self.training, None
+        if self.fabric.is_global_zero:
+            state, complaints = newest_checkpoint(self.folder, self.recipe)
+            instead = "starting from the beginning" if state is None else "going on from the one before"
+            # By their numbers they would be in the way of those to come.
+            training.notes += [f"{set_aside(*each)}; {instead}" for each in complaints.items()]
+        state = _shared(self.fabric, state)
         if state is None:
             return
         self.network.load_state_dict(state["model"])
@@ -332,6 +377,7 @@ class Loop:
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         training.epoch, training.step = state["epoch"], state["step"]
         training.sums, training.history = state["sums"], state["history"]
+        self.saved = training.epoch, training.step
         training.notes.append(
             f"going on from epoch {training.epoch + 1}, step {training.step} of {training.steps}"
         )
@@ -375,10 +421,13 @@ def make_fabric(recipe: Recipe) -> Fabric:
     with warnings.catch_warnings():
         # That it takes bf16 instead; here what was asked for by name and cannot be had is an error.
         warnings.filterwarnings("ignore", ".*AMP with fp16 is not supported on CPU")
-        fabric = Fabric(
-            accelerator=recipe.accelerator, devices=devices, num_nodes=nodes,
-            precision="32-true" if recipe.precision == "32" else recipe.precision,
-        )  # fmt: skip
+        try:
+            fabric = Fabric(
+                accelerator=recipe.accelerator, devices=devices, num_nodes=nodes,
+                precision="32-true" if recipe.precision == "32" else recipe.precision,
+            )  # fmt: skip
+        except (ValueError, RuntimeError) as error:  # so it says that there is no such device
+            raise MistakeError(f"accelerator={recipe.accelerator!r} cannot be had here: {error}") from error
     if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
         raise MistakeError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
     fabric.launch()

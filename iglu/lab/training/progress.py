@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from iglu.lab.console import Terminal
 from iglu.lab.data.longtail import SHOTS
+from iglu.lab.mistakes import MistakeError
 from iglu.lab.runs.folder import Row, Run
 from iglu.lab.training.loop import Observer, Training
 
@@ -94,6 +95,13 @@ class Display(Observer):
         self._print(run.message if run.status == "diverged" else conclude(run))
         self._print(str(run.folder))
 
+    def found(self, run: Run, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._print(note)
+        before = "been stopped" if run.status == "stopped" else run.status
+        self._print(f"nothing to do: this run had {before} before, and was not run again")
+        self.ended(run)
+
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
@@ -107,16 +115,15 @@ class TensorBoard(Observer):
     """Writes every metric of an epoch for TensorBoard, into the run's folder."""
 
     def __init__(self) -> None:
-        self.writer: Any = None
-
-    def started(self, training: Training) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(
-                "--tensorboard needs the package tensorboard: pip install tensorboard"
-            ) from error
-        self.writer = SummaryWriter(str(training.folder / "tensorboard"), purge_step=training.epoch + 1)
+            raise MistakeError("--tensorboard needs its package: pip install tensorboard") from error
+        self.open = SummaryWriter
+        self.writer: Any = None
+
+    def started(self, training: Training) -> None:
+        self.writer = self.open(str(training.folder / "tensorboard"), purge_step=training.epoch + 1)
 
     def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
         for name, value in row.items():
@@ -130,10 +137,19 @@ class TensorBoard(Observer):
 
 
 class StopOnSignal(Observer):
-    """Ctrl-C, or the SIGTERM of a batch system, stops the run at a checkpoint; a second one at once."""
+    """Ctrl-C, or the SIGTERM of a batch system, stops the run at a checkpoint; a second one at once, and
+    with ``is_idle`` the first does so too, until a run has started."""
 
-    def __init__(self) -> None:
-        self.is_wanted = False
+    def __init__(self, is_idle: bool = False) -> None:
+        self.is_idle = is_idle
+        self.number: int | None = None  # of the signal that came
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.number is not None
+
+    def started(self, training: Training) -> None:
+        self.is_idle = False
 
     def stepped(self, training: Training) -> bool:
         return self.is_wanted
@@ -141,8 +157,10 @@ class StopOnSignal(Observer):
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopOnSignal]:
         def ask(number: int, frame: FrameType | None) -> None:
-            self.is_wanted = True
+            self.number = number
             signal.signal(number, old[number])
+            if self.is_idle:
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
         numbers = (int(signal.SIGINT), int(signal.SIGTERM))
         old = {number: signal.getsignal(number) for number in numbers}

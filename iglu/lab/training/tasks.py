@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,9 +280,13 @@ def load_task(recipe: Recipe, data: Path | str | None = None, device: torch.devi
 
 def load_model(run: Run, data: Path | str | None = None) -> nn.Module:
     """A run's model with the weights of its last checkpoint, in evaluation mode."""
-    state, complaints = newest_checkpoint(run.folder)
+    state, complaints = newest_checkpoint(run.folder, run.recipe)
+    reasons = ". ".join(complaints.values())
     if state is None:
-        raise FileNotFoundError(f"No sound checkpoint in {run.folder}. {' '.join(complaints)}".rstrip())
+        raise FileNotFoundError(f"No sound checkpoint in {run.folder}. {reasons}".rstrip())
+    if complaints:
+        place = f"epoch {state['epoch'] + 1}, step {state['step']}"
+        warnings.warn(f"{reasons}. Instead the one before is taken, from {place}", stacklevel=2)
     model = load_task(run.recipe, data).make_model()
     model.load_state_dict(state["model"])
     return model.eval()

@@ -33,6 +33,7 @@ from iglu.kernels import plain, record
 
 Approximate = Literal["none", "rational"]
 Save = Literal["input", "output"]
+_chosen = kernels.chosen.get
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAVES = ("input", "output")
 
@@ -65,7 +66,7 @@ def iglu(
     tensor([-0.1667,  0.0000,  0.8333])
     """
     if not inplace and save == "input" and not is_dynamo_compiling():
-        served = kernels.chosen.get().forward("value", x, None, sigma, approximate, channel_dim)
+        served = _chosen().forward("value", x, None, sigma, approximate, channel_dim)
         if served is not None:
             return served
     if has_torch_function((x, sigma)):
@@ -92,7 +93,7 @@ def iglu_gate(
     tensor([0.2500, 0.5000, 0.7500])
     """
     if not is_dynamo_compiling():
-        served = kernels.chosen.get().forward("gate", x, None, sigma, approximate, channel_dim)
+        served = _chosen().forward("gate", x, None, sigma, approximate, channel_dim)
         if served is not None:
             return served
     if has_torch_function((x, sigma)):
@@ -125,7 +126,7 @@ def iglu_glu(
     tensor([-0.5000,  1.5000])
     """
     if not is_dynamo_compiling():
-        served = kernels.chosen.get().forward("glu", gate, up, sigma, approximate, channel_dim)
+        served = _chosen().forward("glu", gate, up, sigma, approximate, channel_dim)
         if served is not None:
             return served
     if has_torch_function((gate, up, sigma)):
@@ -197,7 +198,7 @@ def _serve(
 ) -> Tensor:
     """A call whose arguments are what they should be: offered to the kernels again, else by the formulas."""
     if not is_dynamo_compiling():
-        served = kernels.chosen.get().forward(operation, x, up, sigma, approximate, channel_dim)
+        served = _chosen().forward(operation, x, up, sigma, approximate, channel_dim)
         if served is not None:
             return served
         kernels.refuse_if_named(x)

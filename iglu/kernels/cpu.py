@@ -60,7 +60,7 @@ def _set_up(module: ModuleType) -> None:
         tracing=torch._C._is_tracing,
         forward_ad=vars(forward_ad),
         is_grad_enabled=torch.is_grad_enabled,
-        is_profiled=torch._C._autograd._profiler_enabled,
+        profiler=vars(torch.autograd.profiler),
         named=torch._C._profiler._RecordFunctionFast,
         empty_like=torch.empty_like,
         doubles={"dtype": torch.float64},

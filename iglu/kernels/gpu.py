@@ -264,7 +264,8 @@ def forward(
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
     if out is None and record.is_recorded(x, up, sigma):
-        return record.keep_inputs("triton", operation, x, up, sigma, approximate, channel_dim)
+        number, scale = (None, sigma) if isinstance(sigma, Tensor) else (sigma, None)
+        return record.keep_inputs(("triton", operation, number, approximate, channel_dim), x, up, scale)
     with _named(operation):
         return _run(operation, x, up, sigma, approximate, channel_dim, out)
 

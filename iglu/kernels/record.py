@@ -10,7 +10,7 @@ What is kept is the same whichever kernels serve: x, up and sigma as they were g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,10 @@ class Kernels(NamedTuple):
 
 KERNELS: dict[str, Kernels] = {}
 
+Call = tuple[str, str, float | None, str, int | None]
+"""What a call consists of beside its tensors: the name of the kernels, the operation, sigma if it is a number,
+approximate and channel_dim.  One argument, since each costs a Function .06 us."""
+
 
 def call(
     operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None
@@ -64,7 +68,9 @@ def call(
     if forward_ad._current_level >= 0:
         return _Transformed.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
     if is_recorded(x, up, sigma):
-        return Iglu.apply("plain", *inputs)  # type: ignore[no-any-return, no-untyped-call]
+        number, scale = (None, sigma) if isinstance(sigma, Tensor) else (sigma, None)
+        description = ("plain", operation, number, approximate, channel_dim)
+        return Iglu.apply(description, x, up, scale)  # type: ignore[no-any-return, no-untyped-call]
     return plain.forward(*inputs)
 
 
@@ -96,28 +102,6 @@ def is_recorded(*inputs: object) -> bool:
 # -- gradients -------------------------------------------------------------------------------------
 
 
-def _gradients(
-    kernels: str,
-    operation: str,
-    grad: Tensor,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
-    approximate: str,
-    channel_dim: int | None,
-    needs: tuple[bool, bool, bool],
-) -> Gradients:
-    """Of x, up and sigma."""
-    if kernels != "plain" and not is_dynamo_compiling() and not torch.is_grad_enabled():
-        inputs = (operation, grad, x, up, sigma, approximate, channel_dim, needs[2])
-        found = KERNELS[kernels].backward(*inputs)
-        if found is not None:
-            return found
-    if operation == "output":
-        return _from_output(grad, x, sigma, channel_dim, needs[2])
-    return differentiable_gradients(operation, grad, x, up, sigma, approximate, channel_dim, needs)
-
-
 def differentiable_gradients(
     operation: str,
     grad: Tensor,
@@ -126,7 +110,7 @@ def differentiable_gradients(
     sigma: Sigma,
     approximate: str,
     channel_dim: int | None,
-    needs: tuple[bool, bool, bool],
+    needs: Sequence[bool],
 ) -> Gradients:
     """The gradients by the table of partials, which torch can differentiate again."""
     at, other = plain.halves(x, up) if operation == "glu" else (x, None)
@@ -182,11 +166,6 @@ def _from_output(
     return by_x, None, by_sigma.reshape(sigma.shape).to(sigma.dtype)
 
 
-def _evaluate(kernels: str, *inputs: Any) -> Tensor:
-    result = None if kernels == "plain" else KERNELS[kernels].forward(*inputs)
-    return plain.forward(*inputs) if result is None else result
-
-
 # -- the three ways to be recorded -----------------------------------------------------------------
 
 
@@ -198,29 +177,26 @@ class Iglu(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        kernels: str,
-        operation: str,
-        x: Tensor,
-        up: Tensor | None,
-        sigma: Sigma,
-        approximate: str,
-        channel_dim: int | None,
-    ) -> Tensor:
-        is_tensor = isinstance(sigma, Tensor)
-        ctx.save_for_backward(x, up, sigma if is_tensor else None)
-        ctx.call = (kernels, operation, None if is_tensor else sigma, approximate, channel_dim)
-        return _evaluate(kernels, operation, x, up, sigma, approximate, channel_dim)
+    def forward(ctx: Any, call: Call, x: Tensor, up: Tensor | None, sigma: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, up, sigma)
+        ctx.call = call
+        kernels, operation, number, approximate, channel_dim = call
+        scale: Any = number if sigma is None else sigma
+        y = KERNELS[kernels].forward(operation, x, up, scale, approximate, channel_dim)
+        return plain.forward(operation, x, up, scale, approximate, channel_dim) if y is None else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, up, tensor_sigma = ctx.saved_tensors
+        x, up, sigma = ctx.saved_tensors
         kernels, operation, number, approximate, channel_dim = ctx.call
-        sigma = number if tensor_sigma is None else tensor_sigma
-        needs = ctx.needs_input_grad[2:5]
-        grads = _gradients(kernels, operation, grad, x, up, sigma, approximate, channel_dim, needs)
-        return None, None, *grads, None, None
+        _, *needs = ctx.needs_input_grad
+        inputs = (operation, grad, x, up, number if sigma is None else sigma, approximate, channel_dim)
+        grads = None
+        if kernels != "plain" and not torch.is_grad_enabled() and not is_dynamo_compiling():
+            grads = KERNELS[kernels].backward(*inputs, needs[2])
+        if grads is None:
+            grads = differentiable_gradients(*inputs, needs)
+        return None, *grads
 
 
 class IgluFromOutput(Function):
@@ -230,24 +206,27 @@ class IgluFromOutput(Function):
     def forward(
         ctx: Any, kernels: str, x: Tensor, sigma: Sigma, channel_dim: int, overwrites: bool
     ) -> Tensor:
-        out = x if overwrites else None
-        y = _evaluate(kernels, "value", x, None, sigma, "rational", channel_dim, out)
+        inputs = ("value", x, None, sigma, "rational", channel_dim, x if overwrites else None)
+        y = KERNELS[kernels].forward(*inputs)
+        y = plain.forward(*inputs) if y is None else y
         if overwrites:
             ctx.mark_dirty(x)
-        is_tensor = isinstance(sigma, Tensor)
-        ctx.save_for_backward(y, sigma if is_tensor else None)
-        ctx.call = (kernels, None if is_tensor else sigma, channel_dim)
+        number = sigma if isinstance(sigma, (float, int)) else None
+        ctx.save_for_backward(y, None if number is not None else sigma)
+        ctx.call = (kernels, number, channel_dim)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y, tensor_sigma = ctx.saved_tensors
+        y, sigma = ctx.saved_tensors
         kernels, number, channel_dim = ctx.call
-        sigma = number if tensor_sigma is None else tensor_sigma
-        needs = (True, False, ctx.needs_input_grad[2])
-        by_x, _, by_sigma = _gradients(
-            kernels, "output", grad, y, None, sigma, "rational", channel_dim, needs
-        )
+        sigma = sigma if number is None else number
+        needs_sigma = ctx.needs_input_grad[2]
+        grads = None
+        if kernels != "plain" and not torch.is_grad_enabled() and not is_dynamo_compiling():
+            inputs = ("output", grad, y, None, sigma, "rational", channel_dim, needs_sigma)
+            grads = KERNELS[kernels].backward(*inputs)
+        by_x, _, by_sigma = grads or _from_output(grad, y, sigma, channel_dim, needs_sigma)
         return None, by_x, by_sigma, None, None
 
 

@@ -52,29 +52,29 @@ enum {
     TENSOR,           /* the two types that are served: no subclass */
     PARAMETER,
     IS_NEGATIVE,      /* of a tensor that is a view with the sign turned */
-    FUNCTION_MODES,   /* four that are true where a mode, a transform or a tracer wants to see the call */
+    FUNCTION_MODES,   /* three that are true where a mode or a tracer wants to see the call */
     DISPATCH_MODES,
-    TRANSFORMS,
     TRACING,
+    TRANSFORMS,       /* whether a transform of torch.func is active */
     FORWARD_AD,       /* the variables of torch.autograd.forward_ad */
     IS_GRAD_ENABLED,
-    IS_PROFILED,
+    PROFILER,         /* the variables of torch.autograd.profiler */
     NAMED,            /* a context manager that shows its name in a profile */
     EMPTY_LIKE,
     DOUBLES,          /* {"dtype": torch.float64} */
-    RECORD,           /* (name of these kernels, operation, x, up, sigma, approximate, channel_dim) -> the result */
+    RECORD,           /* record.keep_inputs */
     ANSWERS
 };
 static const char *const answer_names[ANSWERS] = {
-    "tensor",  "parameter",  "is_negative", "function_modes",  "dispatch_modes", "transforms", "tracing",
-    "forward_ad", "is_grad_enabled", "is_profiled", "named", "empty_like", "doubles", "record",
+    "tensor",  "parameter",  "is_negative", "function_modes",  "dispatch_modes", "tracing", "transforms",
+    "forward_ad", "is_grad_enabled", "profiler", "named", "empty_like", "doubles", "record",
 };
 static PyObject *answers[ANSWERS];
 static const dl_exchange *exchange;
 
-enum { CURRENT_LEVEL, REQUIRES_GRAD, TO, DTYPE, ENTER, EXIT, NATIVE, WORDS };
+enum { CURRENT_LEVEL, IS_PROFILED, REQUIRES_GRAD, TO, DTYPE, ENTER, EXIT, NATIVE, WORDS };
 static const char *const word_texts[WORDS] = {
-    "_current_level", "requires_grad", "to", "dtype", "__enter__", "__exit__", "native",
+    "_current_level", "_is_profiler_enabled", "requires_grad", "to", "dtype", "__enter__", "__exit__", "native",
 };
 static PyObject *words[WORDS];
 
@@ -92,11 +92,15 @@ static int call_is_true(PyObject *function, PyObject *argument)
     return truth;
 }
 
-/* Whether no mode, transform or tracer of torch wants to see the call; -1 with an error set. */
+/* Set while a call is handed to the recorder, which comes back for the result: the questions are answered. */
+static _Thread_local int is_asked;
+
+/* Whether no mode, tracer or dual number of torch wants to see the call; -1 with an error set.  (What a transform of
+ * torch.func wraps has no memory to be found; what it does not wrap is as it seems.) */
 static int is_plain_eager(void)
 {
-    if (exchange == NULL)
-        return 0;
+    if (is_asked || exchange == NULL)
+        return is_asked;
     for (int question = FUNCTION_MODES; question <= TRACING; question++) {
         int truth = call_is_true(answers[question], NULL);
         if (truth != 0)
@@ -107,6 +111,19 @@ static int is_plain_eager(void)
     if (level == NULL)
         return PyErr_Occurred() ? -1 : 0;
     return PyLong_AsLong(level) < 0;
+}
+
+/* Within, new tensors are wrapped, and no Function may be applied but through its own front. */
+static int is_outside_transforms(void)
+{
+    int truth = call_is_true(answers[TRANSFORMS], NULL);
+    return truth < 0 ? -1 : !truth;
+}
+
+static int is_profiled(void)
+{
+    PyObject *value = PyDict_GetItemWithError(answers[PROFILER], words[IS_PROFILED]);
+    return value ? PyObject_IsTrue(value) : PyErr_Occurred() ? -1 : 0;
 }
 
 static int requires_grad(PyObject *tensor)
@@ -164,7 +181,7 @@ static int read_tensor(PyObject *object, tensor *out)
     int served = locate(object, out);
     if (served <= 0)
         return served;
-    int negative = call_is_true(answers[IS_NEGATIVE], object);
+    int negative = is_asked ? 0 : call_is_true(answers[IS_NEGATIVE], object);
     return negative < 0 ? -1 : !negative;
 }
 
@@ -332,21 +349,18 @@ static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject
     return 1;
 }
 
-/* A new tensor like `like`, and where it lies; in float64 if `doubles`. */
+/* A new tensor like `like`, and where it lies; in float64 if `doubles`.  None where it is wrapped by a transform. */
 static PyObject *empty_like(PyObject *like, int doubles, tensor *out)
 {
-    PyObject *result = NULL;
-    if (doubles) {
-        PyObject *arguments = PyTuple_Pack(1, like);
-        result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, answers[DOUBLES]) : NULL;
-        Py_XDECREF(arguments);
-    } else {
-        result = PyObject_CallFunctionObjArgs(answers[EMPTY_LIKE], like, NULL);
-    }
+    PyObject *arguments = PyTuple_Pack(1, like);
+    PyObject *result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, doubles ? answers[DOUBLES] : NULL) : NULL;
+    Py_XDECREF(arguments);
     int served = result ? locate(result, out) : -1;
-    if (served == 0)
-        PyErr_SetString(PyExc_RuntimeError, "iglu._kernels: torch.empty_like gave no ordinary tensor");
-    if (served <= 0)
+    if (served == 0) {
+        Py_DECREF(result);
+        result = Py_NewRef(Py_None);
+    }
+    if (served < 0)
         Py_CLEAR(result);
     return result;
 }
@@ -403,8 +417,8 @@ static PyObject *compute(request *r, PyObject *x, PyObject *up, PyObject *out)
     } else {
         result = empty_like(x, 0, &y);
     }
-    if (result == NULL)
-        return NULL;
+    if (result == NULL || result == Py_None)
+        return result;
     set_operand(r, IGLU_FIRST, &y);
     if (run(r->operation, r) != 0)
         Py_CLEAR(result);
@@ -441,19 +455,29 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
     request r;
     memset(&r, 0, sizeof r);
     int served = read_request(operation, x, up, sigma, args[4], args[5], &r);
+    const int was_asked = is_asked;
+    is_asked = 0;
     if (served > 0)
         served = r.operation != OUTPUT && (out == Py_None || (out == x && !is_expanded(&r.x)));
     if (served > 0) {
         PyObject *const tensors[] = {x, up == Py_None ? NULL : up, r.sigma.object};
-        int recorded = out == Py_None ? is_recorded(tensors, 3) : 0;
-        int profiled = recorded == 0 ? call_is_true(answers[IS_PROFILED], NULL) : 0;
-        if (recorded > 0)
-            result = PyObject_CallFunctionObjArgs(answers[RECORD], words[NATIVE], operation, x, up, sigma, args[4],
-                                                  args[5], NULL);
-        else if (profiled > 0)
+        int recorded = out == Py_None && !was_asked ? is_recorded(tensors, 3) : 0;
+        int profiled = recorded == 0 ? is_profiled() : 0;
+        int outside = recorded > 0 ? is_outside_transforms() : 1;
+        if (outside == 0) {
+            result = Py_NewRef(Py_None);
+        } else if (recorded > 0 && outside > 0) {
+            PyObject *number = r.sigma.object ? Py_None : sigma, *scale = r.sigma.object ? sigma : Py_None;
+            PyObject *call = PyTuple_Pack(5, words[NATIVE], operation, number, args[4], args[5]);
+            is_asked = 1;
+            result = call ? PyObject_CallFunctionObjArgs(answers[RECORD], call, x, up, scale, NULL) : NULL;
+            is_asked = 0;
+            Py_XDECREF(call);
+        } else if (profiled > 0) {
             result = compute_named(&r, operation, x, up, out);
-        else if (recorded == 0 && profiled == 0)
+        } else if (recorded == 0 && profiled == 0) {
             result = compute(&r, x, up, out);
+        }
     } else if (served == 0) {
         result = Py_NewRef(Py_None);
     }
@@ -528,6 +552,8 @@ static PyObject *backward(PyObject *module, PyObject *const *args, Py_ssize_t co
     int served = needs_sigma < 0 ? -1 : read_request(args[0], x, up, args[4], args[5], args[6], &r);
     if (served > 0)
         served = (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object);
+    if (served > 0)
+        served = is_outside_transforms();
     if (served > 0)
         served = read_alike(grad_object, &r, &grad);
     if (served > 0) {

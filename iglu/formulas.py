@@ -85,14 +85,14 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTE_DTYPE.get(dtype, dtype)
 
 
-def _magnitude(x: Tensor, sigma: Sigma) -> Tensor:
-    """a = |u|.  A tensor sigma may hold 0 and inf: 0 times inf is 0 here, not NaN."""
+def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
+    """a = |u|, of |x|.  A tensor sigma may hold 0 and inf: 0 times inf is 0 here, not NaN."""
     if not isinstance(sigma, Tensor):
-        return x.abs() * sigma
-    largest = torch.finfo(x.dtype).max
+        return size * sigma
+    largest = torch.finfo(size.dtype).max
     scale = sigma.abs().clamp(max=largest)
     limit = torch.where(scale == 0, largest, torch.full_like(scale, math.inf))
-    return torch.minimum(x.abs(), limit) * scale
+    return torch.minimum(size, limit) * scale
 
 
 def _size(x: Tensor, sigma: Sigma) -> Tensor:
@@ -109,7 +109,9 @@ def _inverse(a: Tensor) -> Tensor:
 
 def _from_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
     """max(x, 0) - |x| p, given |x| p; with a negative sigma min(x, 0) + |x| p."""
-    zero = x.new_zeros(())
+    if _is_onnx(sigma):
+        return torch.relu(x) - tail
+    zero = x.new_zeros(())  # whose maximum with x has a derivative of 1/2 at 0
     value = torch.maximum(x, zero) - tail
     if not isinstance(sigma, Tensor):
         return value
@@ -139,6 +141,11 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag if _HAS_FLAG else torch.compiler.is_exporting()
 
 
+def _is_onnx(sigma: Sigma) -> bool:
+    """Whether a program for ONNX is made with a sigma > 0 that is a number: it will not be differentiated."""
+    return is_exporting() and not isinstance(sigma, Tensor) and torch.onnx.is_in_onnx_export()
+
+
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
@@ -166,7 +173,7 @@ def _floor(x: Tensor, sigma: Sigma) -> Sigma:
 def _far(x: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor, Tensor]:
     """``(|u| > 1, m, w)`` with w = |x| near the origin and 1/|sigma| beyond, so that x^2 never overflows:
     x^2/(1+u^2) = w^2/(1+m^2), and likewise with 1+|u|."""
-    a = _magnitude(x, sigma)
+    a = _magnitude(x.abs(), sigma)
     is_far = a > 1
     return is_far, torch.minimum(a, _inverse(a)), torch.where(is_far, _inverse_sigma(sigma), x.abs())
 
@@ -198,7 +205,7 @@ def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _exact_gate(x: Tensor, sigma: Sigma) -> Tensor:
-    a = _magnitude(x, sigma)
+    a = _magnitude(x.abs(), sigma)
     if _is_fused(a):
         m, ratio = _arctan_over(a)
         angle = m * (1 / math.pi) * ratio
@@ -208,7 +215,7 @@ def _exact_gate(x: Tensor, sigma: Sigma) -> Tensor:
 
 def _exact_slope(x: Tensor, sigma: Sigma) -> Tensor:
     """f' = the distribution function of Student's t with 3 degrees of freedom at sqrt(3) u."""
-    a = _magnitude(x, sigma)
+    a = _magnitude(x.abs(), sigma)
     t = _inverse(a)
     m = torch.minimum(a, t)
     z = m * m
@@ -225,12 +232,12 @@ def _exact_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _exact_density(x: Tensor, sigma: Sigma) -> Tensor:
-    a = _magnitude(x, sigma)
+    a = _magnitude(x.abs(), sigma)
     return (1 + a * a).reciprocal() * (1 / math.pi)
 
 
 def _exact_curvature(x: Tensor, sigma: Sigma) -> Tensor:
-    a = _magnitude(x, sigma)
+    a = _magnitude(x.abs(), sigma)
     return (1 + a * a).reciprocal().square() * (2 / math.pi)
 
 
@@ -244,10 +251,12 @@ def _exact_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _lomax(x: Tensor, sigma: Sigma) -> Tensor:
-    return (1 + _magnitude(x, sigma)).reciprocal()
+    return (1 + _magnitude(x.abs(), sigma)).reciprocal()
 
 
 def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
+    if _is_onnx(sigma):  # right at 0 and at the infinities too, and as short as can be
+        return torch.relu(x) - x.new_full((), 0.5) / (x.abs().reciprocal() + sigma)
     size = _size(x, sigma)
     return _from_tail(x, sigma, size / (1 + _magnitude(size, sigma)) * 0.5)
 
@@ -292,7 +301,7 @@ def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
 
 def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
     """``(is below, r)``."""
-    size = _magnitude(y, sigma)
+    size = _magnitude(y.abs(), sigma)
     is_below = _sign(y, sigma) < 0
     b = 2 * size - 1
     u = (b + (b * b + 16 * size).sqrt()) * 0.25

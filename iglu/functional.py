@@ -136,14 +136,14 @@ def iglu_glu(
     check_choice("approximate", approximate, FAMILIES)
     _check_tensor(gate, "gate")
     if up is None:
-        if gate.dim() == 0 or gate.shape[-1] % 2:
+        if gate.dim() == 0 or plain.shape_of(gate)[-1] % 2:
             raise ValueError(
                 f"iglu_glu: without up the last dimension holds gate and up and must be even, "
                 f"got shape {tuple(gate.shape)}"
             )
     elif not isinstance(up, Tensor):
         raise TypeError(f"up must be a tensor or None, got {up!r}; sigma is the third argument, or sigma=...")
-    elif up.shape != gate.shape or up.dtype != gate.dtype:
+    elif plain.shape_of(up) != plain.shape_of(gate) or up.dtype != gate.dtype:
         raise ValueError(
             f"iglu_glu: up must have gate's shape and dtype, {tuple(gate.shape)} {gate.dtype}, "
             f"got {tuple(up.shape)} {up.dtype}"
@@ -259,9 +259,10 @@ def _prepare(x: Tensor, sigma: Sigma, channel_dim: int | None, name: str = "sigm
         raise TypeError(f"{name} must be a number or a floating-point tensor, got a tensor of {sigma.dtype}")
     if sigma.dim() > 1:
         raise ValueError(f"{name} must be a scalar or have one dimension, got shape {tuple(sigma.shape)}")
-    if sigma.numel() == 1:
+    shape, values = plain.shape_of(x), plain.shape_of(sigma)
+    if values in ((), (1,)):
         return sigma, 0
-    channels, shape = sigma.shape[0], tuple(x.shape)
+    (channels,) = values
     if channel_dim is None:
         channel_dim = _find_channels(name, channels, shape)
     if not -x.dim() <= channel_dim < x.dim():

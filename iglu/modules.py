@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
 from iglu.functional import Approximate, Save
+from iglu.kernels import plain
 from iglu.peers import XIELU
 
 
@@ -205,7 +206,7 @@ class IGLUGLU(SigmaModule):
         self.approximate: Approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[self.dim] % 2:
+        if plain.shape_of(x)[self.dim] % 2:
             raise ValueError(f"IGLUGLU needs an even size along dimension {self.dim}, got {tuple(x.shape)}")
         # along the last dimension the halves are used where they are
         gate, up = (x, None) if self.dim in (-1, x.dim() - 1) else x.chunk(2, self.dim)

@@ -1,5 +1,6 @@
 """Wherever PyTorch goes: compile, export, ONNX, autocast, tracing, fake and distributed tensors."""
 
+import contextlib
 import copy
 
 import pytest
@@ -99,6 +100,22 @@ def test_onnx_runs_in_onnxruntime(approximate, dtype, tmp_path):
     torch.testing.assert_close(torch.from_numpy(y), module(x), rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_fixed_sigma_is_few_nodes_in_onnx_and_right_at_the_ends(tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    module = iglu.IGLU(0.7, approximate="rational")
+    x = torch.tensor([-torch.inf, -1e30, -0.0, 0.0, 1e-38, 1e30, torch.inf])
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    assert sorted(node.op_type for node in program.model.graph) == [
+        "Abs", "Add", "Div", "Reciprocal", "Relu", "Sub",
+    ]  # fmt: skip
+    program.save(tmp_path / "iglu.onnx")
+    session = runtime.InferenceSession(tmp_path / "iglu.onnx", providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), module(x))
+
+
 @both
 def test_autocast_leaves_it_alone(approximate):
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -176,6 +193,24 @@ def test_activation_checkpointing_gives_the_same_gradients(approximate, reentran
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("first", ["mode", "no mode"])
+def test_checkpointing_holds_where_a_mode_is_active_in_one_of_the_passes(first):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model = _model(learnable=True)
+    x = torch.randn(4, 6, requires_grad=True)
+    expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    with Watch() if first == "mode" else contextlib.nullcontext():
+        y = checkpoint(model, x, use_reentrant=False).sum()
+    with Watch() if first != "mode" else contextlib.nullcontext():
+        got = torch.autograd.grad(y, [x, *model.parameters()])
+    torch.testing.assert_close(got, expected)
+
+
 KEEPING_OUTPUT = [{"save": "output"}, {"inplace": True}]
 
 
@@ -221,9 +256,10 @@ def test_dispatch_modes_see_ordinary_operations():
             names.append(func.namespace)
             return func(*args, **(kwargs or {}))
 
+    x = torch.randn(3)
     with Watch():
-        iglu.iglu(torch.randn(3))
-    assert names
+        iglu.iglu(x)
+    assert set(names) == {"aten"}
 
 
 @pytest.fixture

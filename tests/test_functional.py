@@ -76,6 +76,21 @@ def test_sigma_zero_is_half_of_x_and_sigma_infinite_is_relu(approximate):
     assert slope.tolist() == [0, 0, 0, 0, 1, 1]
 
 
+def test_the_gate_at_the_limits_is_a_half_and_a_step_with_a_slope_of_zero():
+    for sigma, expected in ((0, [0.5, 0.5, 0.5]), (math.inf, [0.0, 0.5, 1.0])):
+        x = torch.tensor([-2.0, 0.0, 3.0], requires_grad=True)
+        gate = iglu.iglu_gate(x, sigma)
+        assert gate.tolist() == expected
+        (slope,) = torch.autograd.grad(gate.sum(), x)
+        assert slope.tolist() == [0, 0, 0]
+        assert iglu.iglu_gate(torch.tensor(math.nan), sigma).isnan()
+
+
+def test_scaled_gelu_at_zero_sharpness_halves_the_infinities():
+    x = torch.tensor([-math.inf, -1.0, math.inf])
+    assert iglu.gelu_scaled(x, 0).tolist() == [-math.inf, -0.5, math.inf]
+
+
 @both
 def test_it_tends_to_the_limits_in_sigma(approximate):
     torch.testing.assert_close(iglu.iglu(X, 1e-9, approximate=approximate), X / 2, rtol=0, atol=1e-6)
@@ -463,6 +478,13 @@ def test_output_and_gradient_follow_every_layout(approximate, layout):
         (lambda x: iglu.iglu(x, save="nothing"), ValueError, "'input', 'output', got 'nothing'"),
         (lambda x: iglu.iglu_glu(x, x[:, :2]), ValueError, r"gate's shape and dtype, \(2, 3\)"),
         (lambda x: iglu.iglu_glu(x, x.double()), ValueError, "got .* torch.float64"),
+        (lambda x: iglu.iglu_glu([1.0]), TypeError, "gate must be a tensor, got list"),
+        (
+            lambda x: iglu.iglu_glu(x, 0.5),
+            TypeError,
+            "up must be a tensor or None, got 0.5; sigma is the third",
+        ),
+        (lambda x: iglu.iglu_glu(x[:, :1]), ValueError, r"must be even, got shape \(2, 1\)"),
         (lambda x: iglu.gelu_scaled(x, -2), ValueError, "a must be >= 0, got -2"),
         (lambda x: iglu.gain(-2), ValueError, "sigma must be >= 0, got -2"),
     ],

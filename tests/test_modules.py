@@ -3,7 +3,10 @@
 import copy
 import io
 import math
+import pathlib
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from torch.nn import functional as F
 
 import iglu
 from iglu.modules import XATLU, ScaledGELU, Squareplus
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 @pytest.mark.parametrize("approximate", ["none", "rational"])
@@ -93,6 +98,122 @@ def test_copies_pickles_and_state_dicts_give_the_same_function(make):
     assert repr(fresh) == repr(module)
 
 
+def test_the_text_of_a_learnable_module_shows_what_it_is_now():
+    module = iglu.IGLU(5.0, learnable=True)
+    with torch.no_grad():
+        module.log_sigma.fill_(math.log(2.0))
+    assert repr(module) == "IGLU(sigma=2, learnable=True)"
+    free = iglu.IGLU(0.5, learnable=True, constrain=False, channels=2)
+    with torch.no_grad():
+        free.free_sigma[1] = 3
+    assert repr(free) == "IGLU(sigma=0.5..3, learnable=True, channels=2, constrain=False)"
+    assert repr(iglu.IGLU(0.5, learnable=True, device="meta")) == "IGLU(sigma=?, learnable=True)"
+
+
+def test_channels_are_found_where_only_one_dimension_fits_and_asked_for_where_two_do():
+    module = iglu.IGLU(0.7, learnable=True, channels=5)
+    with torch.no_grad():
+        module.log_sigma.copy_(torch.randn(5))
+    sigma = module.sigma.detach()
+    for shape, channel_dim in (((2, 5, 7), 1), ((2, 7, 5), -1), ((3, 5), 1), ((5,), 0), ((2, 5, 3, 3), 1)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), iglu.iglu(x, sigma, channel_dim=channel_dim))
+    x = torch.randn(2, 5, 5)
+    with pytest.raises(ValueError, match="say channel_dim=1 or channel_dim=-1"):
+        module(x)
+    module.channel_dim = -1
+    torch.testing.assert_close(module(x), iglu.iglu(x, sigma, channel_dim=-1))
+    with pytest.raises(ValueError, match=r"along dimension 1 or the last \(or along channel_dim\), got 5"):
+        iglu.iglu(torch.randn(2, 3, 4), sigma)
+
+
+# -- what others do with modules -------------------------------------------------------------------
+
+TRACED = {
+    "fixed": lambda: iglu.IGLU(0.7),
+    "learnable": lambda: iglu.IGLU(0.7, learnable=True),
+    "free": lambda: iglu.IGLU(0.7, learnable=True, constrain=False),
+    "channels": lambda: iglu.IGLU(0.7, learnable=True, channels=4, approximate="rational"),
+    "output": lambda: iglu.IGLU(0.7, approximate="rational", save="output"),
+    "gate": lambda: iglu.IGLUGate(0.7, learnable=True),
+    "pair": lambda: iglu.IGLUGLU(0.7, learnable=True),
+}
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_a_trace_can_be_saved_and_loaded_without_this_library(kind):
+    module, x = TRACED[kind](), torch.randn(3, 4)
+    traced = torch.jit.trace(module, x)
+    assert "PythonOp" not in str(traced.inlined_graph)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    program = (
+        "import io, sys; sys.modules['iglu'] = None; import torch; "
+        "module = torch.jit.load(io.BytesIO(sys.stdin.buffer.read())); "
+        "print(module(torch.full((2, 4), -0.5)).tolist())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], input=file.getvalue(), capture_output=True
+    )
+    expected = module(torch.full((2, 4), -0.5))
+    torch.testing.assert_close(torch.tensor(eval(run.stdout)), expected.detach(), msg=run.stderr.decode())
+    leaf = torch.randn(3, 4, requires_grad=True)
+    torch.testing.assert_close(
+        torch.autograd.grad(traced(leaf).sum(), leaf), torch.autograd.grad(module(leaf).sum(), leaf),
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("constrain", [True, False])
+def test_a_replica_without_parameters_of_its_own_gives_the_same(constrain):
+    """As nn.DataParallel makes them: the parameters become plain attributes."""
+    module = iglu.IGLU(0.7, learnable=True, constrain=constrain)
+    replica = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        replica._parameters.pop(name, None)
+        setattr(replica, name, parameter * 1.0)
+    x = torch.randn(5)
+    torch.testing.assert_close(replica(x), module(x))
+
+
+def test_a_parametrization_shapes_sigma():
+    class Cut(nn.Module):
+        def forward(self, log_sigma):
+            return log_sigma.clamp(max=0)
+
+    module = iglu.IGLU(5.0, learnable=True)
+    torch.nn.utils.parametrize.register_parametrization(module, "log_sigma", Cut())
+    x = torch.randn(5)
+    torch.testing.assert_close(module(x), iglu.iglu(x, 1.0))
+
+
+def test_symbolic_tracing_keeps_a_learnable_sigma():
+    model = nn.Sequential(nn.Linear(3, 4), iglu.IGLU(0.7, learnable=True))
+    traced = torch.fx.symbolic_trace(model)
+    assert set(dict(traced.named_parameters())) == set(dict(model.named_parameters()))
+    with torch.no_grad():
+        dict(traced.named_parameters())["1.log_sigma"].add_(1)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(traced(x), model(x))
+
+
+def test_state_dicts_of_0_1_0_load():
+    """As they were written by that version, from the seeds of tests/fixtures/README.md."""
+    for name, make in {
+        "log_sigma": lambda: iglu.IGLU(2.0, learnable=True),
+        "channels": lambda: iglu.IGLU(2.0, learnable=True, channels=3),
+        "free": lambda: iglu.IGLU(2.0, learnable=True, constrain=False),
+        "fixed": lambda: iglu.IGLU(0.5),
+        "pair": lambda: iglu.IGLUGLU(2.0, learnable=True, constrain=False),
+    }.items():
+        state = torch.load(FIXTURES / f"state_{name}.pt", weights_only=True)
+        values = [each.clone() for each in state.values()]
+        model = nn.Sequential(nn.Linear(3, 3), make())
+        model.load_state_dict(state)
+        assert [torch.equal(*pair) for pair in zip(model.state_dict().values(), values, strict=True)]
+        assert len(values) == len(list(model.parameters()))
+
+
 def test_half_precision_modules_keep_half_precision_activations():
     for dtype in (torch.bfloat16, torch.float16):
         module = iglu.IGLU(2.0, learnable=True).to(dtype)
@@ -144,7 +265,9 @@ def test_relatives_are_what_their_papers_say():
         (lambda: iglu.IGLU(channels=4), ValueError, "channels=4 needs learnable=True"),
         (lambda: iglu.IGLU(learnable=True, channels=0), ValueError, "at least 1, got 0"),
         (lambda: iglu.IGLU(approximate="tanh"), ValueError, "got 'tanh'"),
-        (lambda: iglu.IGLU(save="all"), ValueError, "got 'all'"),
+        (lambda: iglu.IGLU(approximate="rational", save="all"), ValueError, "got 'all'"),
+        (lambda: iglu.IGLU(save="output"), ValueError, "save='output' needs approximate='rational'"),
+        (lambda: iglu.IGLU(torch.tensor(1.0)), TypeError, r"IGLU\(start, learnable=True\) learns one"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(make, error, message):

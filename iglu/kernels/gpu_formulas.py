@@ -176,9 +176,9 @@ def exact_tail_half(b):
 @triton.jit
 def exact_value(x, sigma, sigma_low, half: tl.constexpr):
     if half:
-        size = smaller(tl.div_rn(FAR, sigma), tl.abs(x))
-        # not -size: in Triton that is 0 - size, and -0 would become 0
-        return fused(size, -exact_tail_half((sigma * PI) * size), positive_part(x))
+        size = smaller(smaller(LARGEST_FLOAT, tl.div_rn(FAR, sigma)), tl.abs(x))
+        # pi sigma/4 does not overflow.  Not -size: in Triton that is 0 - size, and -0 would become 0
+        return fused(size, -exact_tail_half(4 * ((sigma * (PI / 4)) * size)), positive_part(x))
     else:
         size = size_of(x, sigma)
         a = sigma * size

@@ -7,6 +7,7 @@ vmap and their compositions follow from one table.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -105,11 +106,24 @@ def broadcast(sigma: Sigma, x: Tensor, channel_dim: int | None) -> Sigma:
     """A sigma of one value, or of one a channel, in the shape that broadcasts against x."""
     if not isinstance(sigma, Tensor) or channel_dim is None:
         return sigma
-    if sigma.numel() == 1:
+    if shape_of(sigma) in ((), (1,)):
         return sigma.reshape(())
     shape = [1] * x.dim()
     shape[channel_dim] = -1
     return sigma.reshape(shape)
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """The shape; in numbers also where torch.jit traces, to which sizes are tensors that it warns to read."""
+    if not is_tracing():
+        return tuple(x.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        return tuple(map(int, x.shape))
+
+
+def is_tracing() -> bool:
+    return torch.jit.is_tracing()  # type: ignore[attr-defined, no-any-return, no-untyped-call]
 
 
 def widen(value: Sigma, dtype: torch.dtype) -> Sigma:

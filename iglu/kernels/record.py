@@ -49,8 +49,8 @@ class Kernels(NamedTuple):
 KERNELS: dict[str, Kernels] = {}
 
 Call = tuple[str, str, float | None, str, int | None]
-"""What a call consists of beside its tensors: the name of the kernels, the operation, sigma if it is a number,
-approximate and channel_dim.  One argument, since each costs a Function .06 us."""
+"""What a call consists of beside its tensors: the name of the kernels, the operation, sigma if it is a
+number, approximate and channel_dim.  One argument, since each costs a Function .06 us."""
 
 
 def call(
@@ -59,7 +59,7 @@ def call(
     """An operation by the formulas in torch, differentiable in every way that torch knows."""
     inputs = (operation, x, up, sigma, approximate, channel_dim)
     partials = plain.OPERATIONS[approximate][operation].partials
-    if not partials or is_exporting() or _is_tracing():
+    if not partials or is_exporting() or plain.is_tracing():
         return plain.forward(*inputs)  # a program that is kept is made of torch's operations alone
     if torch._C._are_functorch_transforms_active():
         if _forward_mode_is_nested():
@@ -78,14 +78,10 @@ def is_eager() -> bool:
     """Whether torch neither compiles, traces nor transforms."""
     return not (
         torch.compiler.is_compiling()
-        or _is_tracing()
+        or plain.is_tracing()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
-
-
-def _is_tracing() -> bool:
-    return torch.jit.is_tracing()  # type: ignore[attr-defined, no-any-return, no-untyped-call]
 
 
 def _forward_mode_is_nested() -> bool:

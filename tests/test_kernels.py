@@ -31,6 +31,7 @@ def the_loops_alone():
     with iglu.backend("native"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "forward", _fell_through)
         patch.setattr(record, "differentiable_gradients", _fell_through)
+        patch.setattr(record, "differentiable_twice", _fell_through)
         patch.setattr(record, "_from_output", _fell_through)
         yield
 
@@ -213,6 +214,31 @@ def test_double_backward_and_higher_go_through(backend):
             assert torch.autograd.gradgradcheck(
                 lambda p, a=approximate: iglu.iglu_glu(p, approximate=a), (torch.cat([x, up]),)
             )
+
+
+@needs_loops
+@pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pair", [None, *PAIRS])
+@pytest.mark.parametrize("kind", ["number", "one", "channels"])
+def test_gradients_of_gradients_are_those_of_the_formulas(approximate, dtype, pair, kind):
+    """Those of x, up and sigma, of the gradients of x and up: one pass of the loops."""
+    torch.manual_seed(0)
+    tensors = (torch.randn(3, 5, 7),) if pair is None else PAIRS[pair]()
+    x, *up = (None if each is None else each.to(dtype) for each in tensors)
+    sigma = {"number": 0.7, "one": torch.tensor([0.7]), "channels": torch.rand(x.shape[1]) - 0.2}[kind]
+
+    def second(*leaves):
+        *inputs, scale = leaves
+        recorded = [each for each in inputs if each is not None]
+        function = iglu.iglu if pair is None else iglu.iglu_glu
+        y = function(*inputs, scale, approximate=approximate, channel_dim=1)
+        first = torch.autograd.grad(y, recorded, (y.detach() + 1), create_graph=True)
+        return sum((each * (index + 0.5)).sum() for index, each in enumerate(first))
+
+    found = by_both(second, (x, *up, sigma))
+    atol = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.6}[dtype]
+    assert_same([each[1:] for each in found], dtype, atol=atol)
 
 
 def test_forward_mode_is_never_silently_zero():

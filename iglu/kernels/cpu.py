@@ -106,4 +106,4 @@ loops: Any
 """The module ``iglu._kernels``, if it is there."""
 loops, why_none = _load()
 if loops is not None:
-    record.KERNELS["native"] = record.Kernels(loops.forward, loops.backward)
+    record.KERNELS["native"] = record.Kernels(loops.forward, loops.backward, loops.twice)

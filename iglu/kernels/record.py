@@ -36,9 +36,9 @@ class Kernels(NamedTuple):
     x, of up (None without one) and of sigma (None unless needed).  For the operation "output", x is the
     output of the rational value, which tells its input, since it is strictly increasing.
 
-    ``twice(operation, by_x, by_up, by_sigma, grad, x, up, sigma, approximate, channel_dim)``, if there is
-    one, is given the gradients of the three results of ``backward`` (or None) and gives those of grad, x, up
-    and sigma.  Without it the partials of ``OPERATIONS`` serve one after the other.
+    ``twice(operation, by_x, by_up, grad, x, up, sigma, approximate, channel_dim, needs_sigma)``, if there is
+    one, is given what flows back to the first two results of ``backward`` and gives the gradients of grad, x,
+    up and sigma, of "value" and "glu".
     """
 
     forward: Callable[..., Tensor | None]
@@ -96,6 +96,93 @@ def is_recorded(*inputs: object) -> bool:
 
 
 # -- gradients -------------------------------------------------------------------------------------
+
+
+def _is_for_kernels(kernels: str) -> bool:
+    """Whether they may be offered a backward pass: one that is neither recorded nor compiled."""
+    return kernels != "plain" and not torch.is_grad_enabled() and not is_dynamo_compiling()
+
+
+def _gradients(
+    kernels: str, operation: str, grad: Any, x: Tensor, up: Tensor | None, sigma: Sigma, *options: Any
+) -> Gradients:
+    """Of x, up and sigma; the options are approximate, channel_dim, and which of the three are needed."""
+    approximate, channel_dim, needs = options
+    inputs = (operation, grad, x, up, sigma, approximate, channel_dim)
+    found = KERNELS[kernels].backward(*inputs, needs[2]) if _is_for_kernels(kernels) else None
+    return differentiable_gradients(*inputs, needs) if found is None else found
+
+
+def _has_twice(kernels: str, operation: str) -> bool:
+    return operation in ("value", "glu") and KERNELS[kernels].twice is not None and not is_dynamo_compiling()
+
+
+def _twice(
+    kernels: str, operation: str, by_x: Any, by_up: Any, by_sigma: Any, *inputs: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients of grad, x, up and sigma: see Kernels.twice, which knows of no by_sigma."""
+    twice = KERNELS[kernels].twice
+    found = None
+    if twice is not None and by_sigma is None and _is_for_kernels(kernels):
+        found = twice(operation, by_x, by_up, *inputs)
+    return differentiable_twice(operation, by_x, by_up, by_sigma, *inputs) if found is None else found
+
+
+def differentiable_twice(
+    operation: str,
+    by_x: Tensor | None,
+    by_up: Tensor | None,
+    by_sigma: Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    up: Tensor | None,
+    sigma: Sigma,
+    approximate: str,
+    channel_dim: int | None,
+    needs_sigma: bool,
+) -> tuple[Tensor | None, ...]:
+    """The same by the operations in torch: of the first gradients grad f' up, grad f and grad f_sigma up."""
+    wide = compute_dtype(x.dtype)
+    at, other = plain.halves(x, up) if operation == "glu" else (x, None)
+    if by_x is not None and operation == "glu" and up is None:
+        by_x, by_up = plain.halves(by_x, None)
+    g, at = grad.to(wide), at.to(wide)
+    factor = torch.ones_like(at) if other is None else other.to(wide)
+    shape = plain.broadcast(sigma, x, channel_dim)
+    scale = plain.widen(shape, wide)
+
+    def of(operation: str) -> Tensor:
+        return call(operation, at, None, scale, approximate, None)
+
+    zero = torch.zeros_like(at)
+    of_grad, of_x, of_up, of_sigma = zero, zero, zero, zero
+    if by_x is not None:
+        v = by_x.to(wide)
+        slope, curvature = of("slope"), of("curvature")
+        of_grad = of_grad + v * factor * slope
+        of_x = of_x + v * factor * curvature * scale
+        of_up = of_up + v * slope
+        of_sigma = of_sigma + v * factor * curvature * at
+    if by_up is not None:
+        w = by_up.to(wide)
+        of_grad = of_grad + w * of("value")
+        of_x = of_x + w * of("slope")
+        of_sigma = of_sigma + w * of("by_sigma")
+    if by_sigma is not None:
+        s = plain.widen(plain.broadcast(by_sigma, x, channel_dim), wide)
+        first = of("by_sigma")
+        of_grad = of_grad + s * factor * first
+        of_x = of_x + s * factor * of("curvature") * at
+        of_up = of_up + s * first
+        of_sigma = of_sigma + s * factor * of("by_sigma_twice")
+
+    by_grad, at_x, at_up = of_grad.to(grad.dtype), (g * of_x).to(x.dtype), (g * of_up).to(x.dtype)
+    if operation == "glu" and up is None:
+        at_x = torch.cat([at_x, at_up], -1)
+    at_sigma = None
+    if needs_sigma and isinstance(sigma, Tensor) and isinstance(shape, Tensor):
+        at_sigma = (g * of_sigma).sum_to_size(shape.shape).reshape(sigma.shape).to(sigma.dtype)
+    return by_grad, at_x, None if up is None else at_up, at_sigma
 
 
 def differentiable_gradients(
@@ -173,25 +260,34 @@ class Iglu(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, up: Tensor | None, sigma: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, up, sigma)
+    def forward(
+        ctx: Any, call: Call, x: Tensor, up: Tensor | None, sigma: Tensor | None, grad: Tensor | None = None
+    ) -> Any:
+        """The result of the operation; or, given a gradient of that, the gradients of x, up and sigma."""
+        ctx.save_for_backward(x, up, sigma, grad)
         ctx.call = call
         kernels, operation, number, approximate, channel_dim = call
         scale: Any = number if sigma is None else sigma
+        if grad is not None:
+            ctx.set_materialize_grads(False)
+            needs = (True, True, sigma is not None and ctx.needs_input_grad[3])
+            return _gradients(kernels, operation, grad, x, up, scale, approximate, channel_dim, needs)
         y = KERNELS[kernels].forward(operation, x, up, scale, approximate, channel_dim)
         return plain.forward(operation, x, up, scale, approximate, channel_dim) if y is None else y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, up, sigma = ctx.saved_tensors
+    def backward(ctx: Any, *through: Tensor | None) -> Any:
+        x, up, sigma, grad = ctx.saved_tensors
         kernels, operation, number, approximate, channel_dim = ctx.call
+        scale = number if sigma is None else sigma
         _, *needs = ctx.needs_input_grad
-        inputs = (operation, grad, x, up, number if sigma is None else sigma, approximate, channel_dim)
-        grads = None
-        if kernels != "plain" and not torch.is_grad_enabled() and not is_dynamo_compiling():
-            grads = KERNELS[kernels].backward(*inputs, needs[2])
-        if grads is None:
-            grads = differentiable_gradients(*inputs, needs)
+        if grad is not None:
+            inputs = (operation, *through, grad, x, up, scale, approximate, channel_dim, needs[2])
+            by_grad, *others = _twice(kernels, *inputs)
+            return None, *others, by_grad
+        if torch.is_grad_enabled() and _has_twice(kernels, operation):
+            return None, *Iglu.apply(ctx.call, x, up, sigma, through[0]), None  # type: ignore[no-untyped-call]
+        grads = _gradients(kernels, operation, through[0], x, up, scale, approximate, channel_dim, needs)
         return None, *grads
 
 
@@ -219,7 +315,7 @@ class IgluFromOutput(Function):
         sigma = sigma if number is None else number
         needs_sigma = ctx.needs_input_grad[2]
         grads = None
-        if kernels != "plain" and not torch.is_grad_enabled() and not is_dynamo_compiling():
+        if _is_for_kernels(kernels):
             inputs = ("output", grad, y, None, sigma, "rational", channel_dim, needs_sigma)
             grads = KERNELS[kernels].backward(*inputs)
         by_x, _, by_sigma = grads or _from_output(grad, y, sigma, channel_dim, needs_sigma)

@@ -635,6 +635,8 @@ static PyObject *twice(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (served > 0)
         served = (r.operation == IGLU_VALUE || r.operation == IGLU_GLU) && (!needs_sigma || r.sigma.object);
     if (served > 0)
+        served = is_outside_transforms();
+    if (served > 0)
         served = read_alike(grad_object, &r, &grad);
     if (served > 0)
         served = read_second(args[1], args[2], r.operation == IGLU_GLU && up == Py_None, &r);

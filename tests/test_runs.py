@@ -8,6 +8,8 @@ import json
 import random
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from iglu.lab import cli
 from iglu.lab.fields import chooser, read_field
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results.comparison import setting_label, summarise
+from iglu.lab.results.comparison import marks, samples, setting_label, summarise
+from iglu.lab.results.tables import csv_lines
 from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.record import read_runs, record
 
@@ -284,6 +287,55 @@ def test_another_figure_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFi
     assert "31.50" in capsys.readouterr().out
     assert cli.run("runs", [str(tmp_path), "--metric", "test_los"]) == 0
     assert "No finished run has 'test_los'. There are: epoch, perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["runs[/b]", "runs[red]x", "runs:smile:"])
+def test_a_name_is_text_and_never_markup(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / name
+    _write(folder, BASE, [10.0, 60.0])
+    _write(folder, BASE.replace(seed=1), [10.0], "diverged")
+    assert cli.run("runs", [str(folder)]) == 0
+    assert f"iglu report {folder}" in capsys.readouterr().out
+    argv = ["digits", "--epochs", "1", "--epoch-steps", "1", "--threads", "1", "--out", str(folder)]
+    assert cli.run("train", argv) == 0
+    assert str(folder) in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(folder: Path) -> None:
+    """As head is; its status is the shell's for a broken pipe."""
+    command = f"{sys.executable} -m iglu runs '{folder}' --csv; echo $? >&2"
+    shown = subprocess.run(
+        ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert shown.stderr.splitlines() in (["141"], ["0"])  # 0 where all was written before it left
+
+
+def test_a_cell_that_begins_like_a_formula_is_text_for_a_spreadsheet() -> None:
+    lines = csv_lines([["=1+1", "+SUM(A1)", "@now", "-x", "-1.5", "+0.25 ± 0.1", None]])
+    assert lines == "'=1+1,'+SUM(A1),'@now,'-x,-1.5,+0.25 ± 0.1,\n"
+
+
+@pytest.mark.parametrize(("second", "expected"), [([1.0, 3.0], ["", ""]), ([9.0, 9.0], ["", "best"])])
+def test_without_common_seeds_intervals_that_touch_are_not_apart(
+    second: list[float], expected: list[str], tmp_path: Path
+) -> None:
+    """Of equal values the interval is a point: 3 and 3 touch where the other has 1 and 3 as its ends."""
+    for seed, value in enumerate([3.0, 3.0]):
+        _write(tmp_path, BASE.replace(seed=seed), [1.0, value])
+    for seed, value in enumerate(second, start=5):
+        _write(tmp_path, BASE.replace(activation="gelu", seed=seed), [1.0, value])
+    (of,) = samples(read_runs(tmp_path)[0]).values()
+    assert marks([of["relu"], of["gelu"]], "test_acc") == expected
+
+
+def test_equal_samples_are_not_apart(tmp_path: Path) -> None:
+    for activation in ("relu", "gelu"):
+        for seed in range(3):
+            _write(tmp_path, BASE.replace(activation=activation, seed=seed), [1.0, 60.0])
+    (of,) = samples(read_runs(tmp_path)[0]).values()
+    assert marks(list(of.values()), "test_acc") == ["", ""]
 
 
 # -- fields as words -------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def papers_rows(sittings: Iterable[Sitting], device: str) -> tuple[Sitting | Non
     return chosen
 
 
-class _Line(NamedTuple):
+class _Form(NamedTuple):
     """A row of Table 1: an activation, as it is served or as the paper writes it."""
 
     activation: str
@@ -154,7 +154,7 @@ def table1(sittings: Sequence[Sitting]) -> Table:
     published = paper.table1()
     measured_directly = {row["activation"] for row in chosen["cpu"][1] if row["kernel"] == DIRECT}
     lines = [
-        _Line(activation, is_direct)
+        _Form(activation, is_direct)
         for activation in published
         for is_direct in ((False, True) if activation in measured_directly else (False,))
     ]
@@ -192,7 +192,7 @@ def table1(sittings: Sequence[Sitting]) -> Table:
     return Table("table1", title, tuple(headers), rows, tuple(notes), tuple(tones))
 
 
-def _marks(lines: Sequence[_Line], timed: Sequence[Timing | None]) -> list[Mark]:
+def _marks(lines: Sequence[_Form], timed: Sequence[Timing | None]) -> list[Mark]:
     ranked = sorted(
         (row["ratios"]["identity"]["median"], place, row)
         for place, (line, row) in enumerate(zip(lines, timed, strict=True))

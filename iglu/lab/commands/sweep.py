@@ -22,6 +22,7 @@ from iglu.lab.results.comparison import setting_label, summarise, summary_tables
 from iglu.lab.results.tables import NONE, Cell, Table, terminal
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.record import read_runs
+from iglu.lab.sweep.cluster import run_on_ray
 from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.estimate import UNKNOWN, durations, in_words, wall_seconds
 from iglu.lab.sweep.grid import Grid, Survey, read_grid, survey
@@ -165,8 +166,6 @@ def _run(
     recipes: Sequence[Recipe], flags: SweepFlags, is_stop_wanted: Callable[[], bool], lines: Watcher
 ) -> list[Outcome]:
     if flags.ray is not None:
-        from iglu.lab.sweep.cluster import run_on_ray
-
         return run_on_ray(
             recipes, address=flags.ray, data=flags.data, out=flags.out, watcher=lines,
             cpus=flags.cpus, gpus=flags.gpus, retries=flags.retries, is_stop_wanted=is_stop_wanted,

@@ -120,7 +120,7 @@ def test_the_summed_sigma_gradient_is_accurate_relative_to_its_terms(dtype, appr
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-@pytest.mark.parametrize("kind", ["value", "slope", "by_sigma"])
+@pytest.mark.parametrize("kind", ["value", "slope", "by_sigma", "curvature"])
 def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
     with mpmath.workdps(40):
         sigma = mpmath.mpf(0.7)
@@ -140,6 +140,9 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
                     lambda v: function(v, sigma), x, h=abs(x) * mpmath.mpf(10) ** -18
                 ),
                 "by_sigma": lambda x=x: mpmath.diff(lambda s: function(x, s), sigma),
+                "curvature": lambda x=x: mpmath.diff(
+                    lambda v: function(v, sigma), x, 2, h=abs(x) * mpmath.mpf(10) ** -12
+                ),
             }[kind]()
             with mpmath.workdps(20):
                 got = truth.TRUTH[approximate, kind](np.array([point], dtype=truth.LONG), 0.7)[0]

@@ -96,6 +96,14 @@ def rational_by_sigma(x: np.ndarray, sigma: float) -> np.ndarray:
     return np.where(np.isinf(x), 1 / (2 * LONG(sigma) ** 2), ordinary)
 
 
+def exact_curvature(x: np.ndarray, sigma: float) -> np.ndarray:
+    return 2 * LONG(sigma) / (PI * (1 + (LONG(sigma) * x) ** 2) ** 2)
+
+
+def rational_curvature(x: np.ndarray, sigma: float) -> np.ndarray:
+    return LONG(sigma) / (1 + np.abs(LONG(sigma) * x)) ** 3
+
+
 def evaluate(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> torch.Tensor:
     """The package's own answer, through its public functions, element by element."""
     if kind == "value":
@@ -124,6 +132,8 @@ TRUTH = {
     ("rational", "gate"): rational_gate,
     ("rational", "slope"): rational_slope,
     ("rational", "by_sigma"): rational_by_sigma,
+    ("none", "curvature"): exact_curvature,
+    ("rational", "curvature"): rational_curvature,
 }
 
 

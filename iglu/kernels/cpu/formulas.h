@@ -15,7 +15,7 @@ typedef struct {
     REAL sigma, sigma_low;     /* sigma to twice the precision of REAL */
     REAL over_pi, over_pi_low; /* sigma/pi, likewise */
     REAL times_quarter_pi;     /* pi sigma/4, which does not overflow */
-    REAL far, tall;            /* 2^20/sigma and 2^30/sigma, or the largest number */
+    REAL far, tall;            /* 2^20/sigma and 2^30/sigma (2^60 in double), or the largest number */
     REAL floor, floor_error;   /* 1/(pi sigma) = floor (1 + floor_error) */
     REAL largest;              /* where |x| is cut */
     REAL sign;                 /* of the sigma that was asked for, see loops.c */

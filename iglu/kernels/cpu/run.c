@@ -107,7 +107,7 @@ static void set_double(double *const to[], int64_t i, double sigma)
     to[IGLU_OVER_PI_LOW][i] = fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW;
     to[IGLU_TIMES_QUARTER_PI][i] = size * (PI / 4);
     to[IGLU_FAR][i] = at_most(DBL_MAX, 0x1p20 / size);
-    to[IGLU_TALL][i] = at_most(DBL_MAX, 0x1p30 / size);
+    to[IGLU_TALL][i] = at_most(DBL_MAX, 0x1p60 / size);
     to[IGLU_FLOOR][i] = floor;
     to[IGLU_FLOOR_ERROR][i] = floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
     to[IGLU_LARGEST][i] = at_most(DBL_MAX, 0x1p1022 / size);

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_native import DTYPES, FAMILIES, random, truth
+from test_native import instruction_set as instruction_set
 
 import iglu
 from iglu.kernels import cpu
 
-from test_native import DTYPES, FAMILIES, random, truth
-from test_native import instruction_set as instruction_set
 from truth import LONG, extended, needs_extended, needs_loops, spread, ulp_errors
 
 pytestmark = needs_loops
@@ -145,7 +145,7 @@ def test_twice_declines_what_is_not_its_own():
         kernels.twice("value")
 
 
-# -- through autograd ------------------------------------------------------------------------------------------
+# -- through autograd ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", ["number", "tensor", "channels"])
@@ -192,7 +192,7 @@ def test_a_recorded_gradient_is_one_node_and_equals_the_one_that_is_not(approxim
     assert recorded.grad_fn.name() == "IgluGradientsBackward"
 
 
-# -- from the output -------------------------------------------------------------------------------------------
+# -- from the output -----------------------------------------------------------------------------------------
 
 
 def _from_output(y, sigma):

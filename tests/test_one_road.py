@@ -341,7 +341,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-@pytest.mark.parametrize("shift", [0, 3, 7])
+@pytest.mark.parametrize("shift", [0, 5])
 def test_one_bad_value_in_one_file_stops_nobody(
     name: str, shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

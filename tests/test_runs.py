@@ -231,7 +231,7 @@ def test_the_command_lists_compares_and_names_what_is_wrong(
     assert "diverged: digits-lt_silu_epochs=2_seed=0: The loss is nan" in shown.out
     assert "1 of 19 runs have epochs to go" in shown.out
     line = next(line for line in shown.out.splitlines() if "ratio=100" in line)
-    assert line.split()[-4:-1] == ["50.00%", "90.00%", "1"]
+    assert line.split()[-5:] == ["50.00%", "90.00%", "1", "2", "s"]
     assert f"{folder / 'bad' / 'recipe.json'} cannot be read" in shown.err
 
 
@@ -268,6 +268,20 @@ def test_a_filter_that_fits_nothing_says_what_there_is(
 ) -> None:
     assert cli.run("runs", [str(folder), "--filter", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_runs_of_a_grid_are_chosen_by_its_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('recipes = ["digits-lt"]\nactivations = ["relu", "gelu"]\nseeds = 3\nepochs = 2\n')
+    assert cli.run("runs", [str(folder), "--json", "--grid", str(grid)]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert {(row["activation"], row["seed"]) for row in found} == {
+        (name, seed) for name in ("relu", "gelu") for seed in range(3)
+    }
+    assert len(found) == 6  # without the one at 100:1
+    assert cli.run("runs", [str(folder), "--grid", "table3"]) == 2
 
 
 def test_json_and_csv_carry_the_same_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

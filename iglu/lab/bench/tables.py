@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -87,13 +89,21 @@ def tables_of(sitting: Sitting, against: Sequence[str]) -> list[Table]:
     """Every table its rows allow."""
     operations = [row for row in sitting.rows if row["kind"] == "operation"]
     references = [name for name in against if name != "identity"] or list(against)
-    result = [table1([sitting])] if any(map(is_papers_setting, operations)) else []
+    result = [_measured_lines(table1([sitting]))] if any(map(is_papers_setting, operations)) else []
     for key in _distinct(operations, lambda row: (row["device"], row["dtype"], row["threads"])):
         group = [row for row in operations if (row["device"], row["dtype"], row["threads"]) == key]
         if references:
             result.extend(_times(group, references[0]))
         result.extend(_ours_against(group, reference) for reference in references[1:])
     return [*result, *step_tables(sitting)]
+
+
+def _measured_lines(table: Table) -> Table:
+    """Of the activations that were asked for."""
+    ours = [place for place, (_, name) in enumerate(table.headers) if name == "ours"]
+    kept = [any(row[place] != NOT_RUN for place in ours) for row in table.rows]
+    rows, tones = itertools.compress(table.rows, kept), itertools.compress(table.tones, kept)
+    return dataclasses.replace(table, rows=tuple(rows), tones=tuple(tones))
 
 
 # -- Table 1 ---------------------------------------------------------------------------------------

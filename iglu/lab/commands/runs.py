@@ -15,9 +15,11 @@ from iglu.lab.console import Terminal
 from iglu.lab.fields import chooser
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.results.comparison import Summary, setting_label, summarise, summary_row, summary_tables
-from iglu.lab.results.tables import Cell, Table, csv_lines, numbered, terminal
+from iglu.lab.results.tables import Cell, Table, csv_lines, terminal
 from iglu.lab.runs.folder import STATUSES, Run
 from iglu.lab.runs.record import read_runs, record
+from iglu.lab.sweep.estimate import in_words
+from iglu.lab.sweep.grid import read_grid
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class RunsFlags:
     filter: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Which: activations (iglu stands for every sigma), recipes, or field=value such as ratio=100 or seed=3.
     Words of one kind are alternatives; kinds narrow each other down."""
+    grid: Annotated[str | None, tyro.conf.arg(metavar="TABLE|FILE.toml")] = None
+    """Only the runs of this grid, as iglu sweep has them."""
     status: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Only these: finished, stopped, diverged, unfinished."""
     metric: str | None = None
@@ -74,6 +78,11 @@ def _chosen(flags: RunsFlags) -> tuple[list[Run], list[str]]:
     runs, complaints = read_runs(flags.folder)
     if not runs:
         raise MistakeError(" ".join([f"No run in {flags.folder}.", *complaints]))
+    if flags.grid is not None:
+        names = {recipe.folder_name for recipe in read_grid(flags.grid).runs}
+        runs = [run for run in runs if run.name in names]
+        if not runs:
+            raise MistakeError(f"No run in {flags.folder} is of {flags.grid}")
     for status in flags.status:
         if status not in STATUSES:
             raise MistakeError(f"--status must be one of {', '.join(STATUSES)}, got {status!r}")
@@ -105,7 +114,7 @@ def _show(runs: Sequence[Run], rows: Sequence[Summary], flags: RunsFlags) -> Non
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    names = ("status", "recipe", "activation", "seed", "epochs", "last", "best*", "in", "hours")
+    names = ("status", "recipe", "activation", "seed", "epochs", "last", "best*", "in", "time")
     rows = []
     for run in runs:
         unit = "" if run.metric == "perplexity" else "%"
@@ -121,8 +130,15 @@ def runs_table(runs: Sequence[Run]) -> Table:
         recipe = run.recipe
         words = (Cell(run.status), Cell(setting_label(recipe)), Cell(recipe.activation))
         done = Cell(f"{len(run.history)}/{recipe.last_epoch}", len(run.history))
-        hours = numbered(run.seconds / 3600, 2)
-        rows.append((*words, Cell(str(recipe.seed), recipe.seed), done, *shown, hours))
+        rows.append(
+            (
+                *words,
+                Cell(str(recipe.seed), recipe.seed),
+                done,
+                *shown,
+                Cell(in_words(run.seconds), run.seconds),
+            )
+        )
     return Table(
         "runs", f"{len(runs)} runs", tuple(("", name) for name in names), tuple(rows),
         ("best*: chosen on the test set itself, so flattering",),

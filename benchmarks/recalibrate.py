@@ -94,8 +94,8 @@ def _agreement(got: Tensor, wanted: Tensor) -> tuple[float, float]:
 
 # -- ResNet-20: accuracy over sigma -------------------------------------------------------------------
 
-SIGMAS = (100, 20, 5, 2, 1, 0.5)
-JUDGED_IMAGES, IMAGES_A_BATCH = 2000, 100
+SIGMAS = (20, 5, 2, 1, 0.5)
+FITTED_IMAGES, JUDGED_IMAGES, IMAGES_A_BATCH = 300, 500, 50
 
 
 def resnet20() -> None:
@@ -124,26 +124,23 @@ def resnet20() -> None:
         return 100 * torch.stack(right).sum().item() / len(labels)
 
     as_trained = Augmentation(padding=4, flip=True)
-    data = {
-        "norms, 1,000 images": ("norms", batches(1000, as_trained)),
-        "norms, 100 images": ("norms", batches(100, as_trained)),
-        "least squares, 500 images": ("least-squares", batches(500, as_trained)),
-    }
-    print(f"{JUDGED_IMAGES} test images; the original {accuracy(original):.2f}%", flush=True)
+    data = dict.fromkeys(("norms", "least-squares"), batches(FITTED_IMAGES, as_trained))
+    print(f"{FITTED_IMAGES} images fitted, {JUDGED_IMAGES} others judged", flush=True)
+    print(f"the original {accuracy(original):.2f}%", flush=True)
     for sigma in SIGMAS:
         swapped = copy.deepcopy(original)
         iglu.swap(swapped, f"iglu:{sigma}")
         cells = [f"swapped {accuracy(swapped):.2f}"]
-        for name, (method, fitted) in data.items():
+        for method, fitted in data.items():
             model = copy.deepcopy(swapped)
             iglu.recalibrate(model, fitted, like=original, method=method)
-            cells.append(f"{name} {accuracy(model):.2f}")
+            cells.append(f"{method} {accuracy(model):.2f}")
         print(f"sigma {sigma:g}: " + ", ".join(cells), flush=True)
     # what is left of the network at a sigma that changes nothing, if the images are not augmented
     model = copy.deepcopy(original)
     iglu.swap(model, f"iglu:{SIGMAS[0]}")
-    iglu.recalibrate(model, batches(1000, Augmentation()), like=original, method="norms")
-    print(f"sigma {SIGMAS[0]:g}, norms from 1,000 images that are not augmented: {accuracy(model):.2f}")
+    iglu.recalibrate(model, batches(FITTED_IMAGES, Augmentation()), like=original, method="norms")
+    print(f"sigma {SIGMAS[0]:g}, norms from images that are not augmented: {accuracy(model):.2f}")
 
 
 # -- what zeros are worth -----------------------------------------------------------------------------

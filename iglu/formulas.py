@@ -36,9 +36,9 @@ from torch import Tensor
 Sigma = float | Tensor
 Formula = Callable[[Tensor, Sigma], Tensor]
 
-# g / t^3 = (arctan(t)/t - 1/(1+z)) / (pi z) as a polynomial in z = t^2 on [0, 1], lowest order first.
-# As a formula it is 0/0 at z = 0; as a polynomial nothing cancels.  Relative error 2^-28.9 (12 terms)
-# and 2^-54.3 (22 terms); tools/polynomials.py computes both.
+# -- coefficients: written by tools/polynomials.py, do not edit
+# Lowest order first, on [0, 1].  As a formula the first is 0/0 at z = 0; a polynomial is not.
+# g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z) in z = t^2: relative error 2^-28.9 and 2^-54.3
 _SLOPE_TAIL = {
     torch.float32: (
         0.21220659036943965, -0.25464778926437537, 0.2728313021206852, -0.28283233227147847,
@@ -54,20 +54,19 @@ _SLOPE_TAIL = {
         0.0009271393865387903, -7.716814682729909e-05,
     ),
 }  # fmt: skip
-
-# (arctan(m)/m - 1)/m^2 as a polynomial in m^2 on [0, 1]: float32 to 2^-28, from the same tool.
+# (arctan(m)/m - 1)/m^2 in m^2: 2^-28.5
 _ARCTAN_EXCESS = (
     -0.33333298563957214, 0.1999853402376175, -0.14264114201068878, 0.10951609909534454,
     -0.08401954919099808, 0.05793433636426926, -0.031156444922089577, 0.0109038595110178,
     -0.0017913521733134985,
 )  # fmt: skip
-
-# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi as a polynomial in z = a^2 on [0, 1]: float32 to 2^-27.
+# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi in z = a^2: 2^-27.3
 _NEAR_SLOPE = (
-    0.6366197466850281, -0.42441070079803467, 0.38190603256225586, -0.3629745543003082,
-    0.34804919362068176, -0.32248130440711975, 0.26916220784187317, -0.18400752544403076,
-    0.09205517917871475, -0.029003458097577095, 0.004240126349031925,
+    0.6366197466850281, -0.42441070079803467, 0.3819059729576111, -0.36297377943992615,
+    0.34804537892341614, -0.3224722743034363, 0.26915234327316284, -0.1840062439441681,
+    0.09206290543079376, -0.029010511934757233, 0.004242106806486845,
 )  # fmt: skip
+# -- end of coefficients
 
 # 1/|u| is taken of no less than this, so that it and its square stay finite in every precision, also
 # where torch itself differentiates (an exported program).  Both gates are 1/2 to the last bit long before.

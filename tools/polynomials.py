@@ -1,7 +1,10 @@
-"""Fit the polynomials of the native kernels and of iglu/formulas.py (needs mpmath; about a minute).
+"""Fit the polynomials of every language (needs mpmath; about a minute).
 
-    python tools/polynomials.py           print the C headers and the table _SLOPE_TAIL
-    python tools/polynomials.py --write   and write polynomials.h and tables.h of iglu/kernels/cpu
+    python tools/polynomials.py --check   are the coefficients in the files those of the fits?
+    python tools/polynomials.py --write   write them
+
+They stand in polynomials.h and tables.h of iglu/kernels/cpu, and between two comments in
+iglu/kernels/gpu_formulas.py and iglu/formulas.py.
 
 Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded
 to their precision one by one, lowest order first, each time refitting those that are left.  A polynomial
@@ -12,8 +15,11 @@ moved by a few hundred ulp to where the first coefficient is nearly exact in its
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import re
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +27,7 @@ import numpy as np
 from mpmath import atan, cos, log, lu_solve, matrix, mp, mpf, pi, sqrt
 
 mp.dps = 60
-CPU = pathlib.Path(__file__).parent.parent / "iglu" / "kernels" / "cpu"
+PACKAGE = pathlib.Path(__file__).parent.parent / "iglu"
 Real = Callable[[mpf], mpf]
 
 
@@ -52,6 +58,11 @@ def far_slope(z: mpf) -> mpf:
 def near_slope(a: mpf) -> mpf:
     """The tail of the slope for a = |u| < 1."""
     return mpf(1) / 2 - (atan(a) + a / (1 + a * a)) / pi
+
+
+def near_slope_over(z: mpf) -> mpf:
+    """(1/2 - the tail of the slope)/a at z = a^2."""
+    return (arctan_over(z) + 1 / (1 + z)) / pi
 
 
 class Fit(NamedTuple):
@@ -95,9 +106,13 @@ TABLES = {
     "NEAR_SLOPE": near_slope,
     "FAR_SLOPE": lambda t: far_slope(t * t),
 }
-SLOPE_TAIL = (
-    Fit("float32", far_slope, relative(far_slope), 12, None),
-    Fit("float64", far_slope, relative(far_slope), 22, None),
+# Of formulas.py, where torch multiplies and adds; those of arctan are excess_f32.
+SLOPE_TAIL = {
+    "float32": Fit("slope_tail_f32", far_slope, relative(far_slope), 12, None),
+    "float64": Fit("slope_tail_f64", far_slope, relative(far_slope), 22, None),
+}
+NEAR_SLOPE_OVER = Fit(
+    "near_slope_over", near_slope_over, lambda z: sqrt(z) / near_slope(sqrt(z)), 11, np.float32
 )
 
 
@@ -138,6 +153,7 @@ def solve(design: list[list[mpf]], target: list[mpf], weights: list[mpf]) -> lis
     return list(lu_solve(normal, right))
 
 
+@functools.cache
 def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
     """The centre, the coefficients and the largest weighted error."""
     centre = good_centre(fit)
@@ -177,6 +193,7 @@ def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
     return centre, coefficients, max(error(low + (high - low) * k / 500) for k in range(501))
 
 
+@functools.cache
 def fitted_fraction(function: Real, degree: int) -> tuple[list[mpf], list[mpf], mpf]:
     """N/D on [0, inf) with the smallest relative error, both monic, D of one degree more.
 
@@ -304,23 +321,98 @@ def tables() -> str:
     return "\n".join(about) + "\n\n" + "\n\n".join(table_as_c(*each) for each in TABLES.items()) + "\n"
 
 
-def slope_tail() -> str:
-    lines = ["_SLOPE_TAIL = {"]
-    for fit in SLOPE_TAIL:
-        _, coefficients, worst = fitted(fit)
-        lines.append(f"    torch.{fit.name}: (  # relative error 2^{float(log(worst, 2)):.1f}")
-        lines += [f"        {float(c)!r}," for c in coefficients]
-        lines.append("    ),")
-    return "\n".join([*lines, "}"])
+# -- Python ----------------------------------------------------------------------------------------
+
+
+def as_floats(coefficients: list[mpf], indent: int) -> str:
+    margin = " " * indent
+    text = ", ".join(repr(float(c)) for c in coefficients) + ","
+    return textwrap.fill(text, 100, initial_indent=margin, subsequent_indent=margin)
+
+
+def error_of(fit: Fit) -> str:
+    return f"2^{float(log(fitted(fit)[2], 2)):.1f}"
+
+
+def in_formulas() -> str:
+    """The coefficients of iglu/formulas.py, lowest order first."""
+    single, double = SLOPE_TAIL["float32"], SLOPE_TAIL["float64"]
+    excess_fit = next(fit for fit in FITS if fit.name == "excess_f32")
+    tails = "".join(
+        f"    torch.{name}: (\n{as_floats(fitted(fit)[1], 8)}\n    ),\n" for name, fit in SLOPE_TAIL.items()
+    )
+    return f"""# Lowest order first, on [0, 1].  As a formula the first is 0/0 at z = 0; a polynomial is not.
+# g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z) in z = t^2: relative error {error_of(single)} and {error_of(double)}
+_SLOPE_TAIL = {{
+{tails}}}  # fmt: skip
+# (arctan(m)/m - 1)/m^2 in m^2: {error_of(excess_fit)}
+_ARCTAN_EXCESS = (
+{as_floats(fitted(excess_fit)[1], 4)}
+)  # fmt: skip
+# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi in z = a^2: {error_of(NEAR_SLOPE_OVER)}
+_NEAR_SLOPE = (
+{as_floats(fitted(NEAR_SLOPE_OVER)[1], 4)}
+)  # fmt: skip
+"""
+
+
+def as_triton(name: str, coefficients: list[mpf]) -> str:
+    numbers = " ".join(short_hex(rounded(c, np.float32)).replace(".p", "p") for c in reversed(coefficients))
+    lines = textwrap.fill(numbers, 100, initial_indent="    ", subsequent_indent="    ")
+    return f'{name} = _polynomial("""\n{lines}""")'
+
+
+def in_triton() -> str:
+    """The coefficients of iglu/kernels/gpu_formulas.py: those of C in float32."""
+    lines = [
+        "# Highest order first; what each approximates is said in cpu/polynomials.h, whose numbers they are."
+    ]
+    centres = {}
+    for fit in FITS:
+        if fit.dtype is np.float32:
+            centre, coefficients, _ = fitted(fit)
+            stem = fit.name.removesuffix("_f32").upper()
+            lines.append(as_triton(stem, coefficients))
+            if fit.centre:
+                centres[stem.removesuffix("_HALF") + "_CENTRE"] = short_hex(centre)
+    numerator, denominator, _ = fitted_fraction(tail, 4)
+    lines += [as_triton("TAIL_NUMERATOR_HALF", numerator), as_triton("TAIL_DENOMINATOR_HALF", denominator)]
+    lines += [f'{name} = tl.constexpr(float.fromhex("{centre}"))' for name, centre in centres.items()]
+    return "\n".join(lines) + "\n"
+
+
+BEGIN, END = "# -- coefficients: written by tools/polynomials.py, do not edit\n", "# -- end of coefficients\n"
+
+
+def with_block(path: pathlib.Path, block: str) -> str:
+    text = path.read_text()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[:begin] + block + text[end:]
+
+
+def files() -> dict[pathlib.Path, str]:
+    """Every file that holds coefficients, as it should be."""
+    kernels = PACKAGE / "kernels"
+    formulas, triton = PACKAGE / "formulas.py", kernels / "gpu_formulas.py"
+    return {
+        kernels / "cpu" / "polynomials.h": header(),
+        kernels / "cpu" / "tables.h": tables(),
+        triton: with_block(triton, in_triton()),
+        formulas: with_block(formulas, in_formulas()),
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write the headers")
-    texts = {"polynomials.h": header(), "tables.h": tables()}
-    if parser.parse_args().write:
-        for name, text in texts.items():
-            (CPU / name).write_text(text)
-    print(*texts.values(), slope_tail(), sep="\n")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="end with 1 where a file differs")
+    what.add_argument("--write", action="store_true", help="write the files")
+    is_check = parser.parse_args().check
+    different = {path: text for path, text in files().items() if path.read_text() != text}
+    for path, text in different.items():
+        if not is_check:
+            path.write_text(text)
+        print(f"{path.relative_to(PACKAGE.parent)}: {'differs from the fits' if is_check else 'written'}")
+    sys.exit(bool(different) and is_check)

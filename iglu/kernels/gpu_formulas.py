@@ -22,6 +22,7 @@ def _polynomial(coefficients: str) -> tl.constexpr:
     return tl.constexpr(tuple(float.fromhex(each) for each in coefficients.split()))
 
 
+# -- coefficients: written by tools/polynomials.py, do not edit
 # Highest order first; what each approximates is said in cpu/polynomials.h, whose numbers they are.
 EXCESS = _polynomial("""
     -0x1.d5979cp-10 0x1.654c34p-7 -0x1.fe779ap-6 0x1.da991cp-5 -0x1.5824e2p-4 0x1.c093f4p-4
@@ -30,20 +31,22 @@ FAR_SLOPE = _polynomial("""
     0x1.35093ap-8 -0x1.d742cp-8 0x1.ea05fp-8 -0x1.689e12p-7 0x1.182586p-6 -0x1.9decp-6 0x1.2f427ep-5
     -0x1.b97f26p-5 0x1.3c291p-4 -0x1.b43e8ap-4 0x1.0a1654p-3""")
 NEAR_SLOPE = _polynomial("""
-    0x1.edc9dap-6 0x1.abfde4p-4 0x1.09a0dp-4 -0x1.7d77b2p-5 0x1.92c5fcp-6 0x1.d56eap-7 -0x1.3997fap-4
-    0x1.7de7c8p-4 -0x1.35a0d4p-6 -0x1.05e1eap-3 0x1.08a03cp-2 -0x1.15f452p-2 0x1.2f07c8p-3""")
+    0x1.edc9dap-6 0x1.abfde4p-4 0x1.09a0dp-4 -0x1.7d77b2p-5 0x1.92c5fcp-6 0x1.d56eap-7
+    -0x1.3997fap-4 0x1.7de7c8p-4 -0x1.35a0d4p-6 -0x1.05e1eap-3 0x1.08a03cp-2 -0x1.15f452p-2
+    0x1.2f07c8p-3""")
 FAR_SLOPE_HALF = _polynomial("""
-    0x1.43f5p-7 -0x1.bdae68p-5 0x1.1a0b36p-3 -0x1.c4b6d6p-3 0x1.122dacp-2 -0x1.1dce92p-2 0x1.1705b6p-2
-    -0x1.04bf06p-2 0x1.b29954p-3""")
+    0x1.43f5p-7 -0x1.bdae68p-5 0x1.1a0b36p-3 -0x1.c4b6d6p-3 0x1.122dacp-2 -0x1.1dce92p-2
+    0x1.1705b6p-2 -0x1.04bf06p-2 0x1.b29954p-3""")
 NEAR_SLOPE_HALF = _polynomial("""
-    0x1.cdf41ap-6 0x1.daf83cp-4 0x1.f6715ap-6 -0x1.68da74p-4 0x1.6ffb7p-4 -0x1.2d4774p-6 -0x1.058d9ap-3
-    0x1.089dbp-2 -0x1.15f4cap-2 0x1.2f07cep-3""")
+    0x1.cdf41ap-6 0x1.daf83cp-4 0x1.f6715ap-6 -0x1.68da74p-4 0x1.6ffb7p-4 -0x1.2d4774p-6
+    -0x1.058d9ap-3 0x1.089dbp-2 -0x1.15f4cap-2 0x1.2f07cep-3""")
 TAIL_NUMERATOR_HALF = _polynomial("""
     0x1p+0 0x1.d042e4p+2 0x1.de57ccp+4 0x1.2aa68p+6 0x1.af319cp+6""")
 TAIL_DENOMINATOR_HALF = _polynomial("""
     0x1p+0 0x1.d04554p+2 0x1.09642cp+5 0x1.8b79p+6 0x1.820ap+7 0x1.af318ep+7""")
 FAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.fdf50ep-2"))
 NEAR_SLOPE_CENTRE = tl.constexpr(float.fromhex("0x1.75407p-1"))
+# -- end of coefficients
 
 # pi = PI (1 + PI_ERROR), and so for its inverse, which is INVERSE_PI + INVERSE_PI_LOW too.
 PI = tl.constexpr(float.fromhex("0x1.921fb6p+1"))

@@ -25,6 +25,7 @@ from iglu.lab.report.curves import curves
 from iglu.lab.report.gather import gather
 from iglu.lab.report.tables import all_tables
 from iglu.lab.results.comparison import is_diverged, samples
+from iglu.lab.results.tables import Cell
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.record import read_runs, record
 
@@ -260,6 +261,27 @@ def test_growing_gains_take_every_planned_ratio(tmp_path: Path) -> None:
     assert reduced.verdict == "holds"
     assert reduced.evidence.startswith("+1.00 ± 0.0")
     assert reduced.scale.endswith("at ratios 10, 100")
+
+
+def test_every_other_difference_of_a_planned_grid_is_raised_by_holm(tmp_path: Path) -> None:
+    planned(tmp_path, "lt", 100.0, gain=1.5)
+    (table,) = [each for each in all_tables(gather([tmp_path])) if each.key == "grid-lt-1"]
+    assert table.title == "Grid lt: resnet8 on digits at 100:1, 2 epochs, 4 seeds"
+    rows = {row[0].text: row for row in table.rows}
+    assert rows["ReLU"][2:] == (Cell(), Cell(), Cell(""))
+    stats = pytest.importorskip("scipy.stats")
+    gaps = {
+        label: [gain + 0.01 * seed * (len(name) - 4) for seed in range(4)]
+        for label, name, gain in (
+            ("IGLU (sigma = 0.5)", "iglu:0.5", 1.5), ("IGLU (sigma = 5)", "iglu:5", 2.0),
+            ("IGLU (learnable sigma)", "iglu:learnable=5", 2.1),
+        )
+    }  # fmt: skip
+    single = {label: stats.ttest_1samp(values, 0).pvalue for label, values in gaps.items()}
+    for place, label in enumerate(sorted(single, key=single.__getitem__)):
+        assert rows[label][2].number == pytest.approx(sum(gaps[label]) / 4)
+        assert rows[label][3].number >= (3 - place) * single[label] * 0.999
+        assert rows[label][4].text == "yes"
 
 
 # -- files of others -------------------------------------------------------------------------------

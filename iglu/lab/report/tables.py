@@ -14,7 +14,7 @@ from iglu.lab.bench.tables import step_tables, table1
 from iglu.lab.probe import tables as tails
 from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
-from iglu.lab.report.gather import Gathered
+from iglu.lab.report.gather import Evidence, Gathered
 from iglu.lab.results.comparison import (
     MARKING_RULE,
     METRIC_LABELS,
@@ -25,6 +25,7 @@ from iglu.lab.results.comparison import (
     setting_label,
     setting_of,
 )
+from iglu.lab.results.statistics import holm, p_value
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
 
 Samples = Mapping[Recipe, Mapping[str, Sample]]
@@ -58,6 +59,7 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
         table1(found.sittings),
         *run_tables,
         table5(found),
+        *(_planned_table(each, setting) for each in found.evidence for setting in each.samples),
         *own,
         *([tails.networks_table(others)] if others else []),
         *steps,
@@ -215,6 +217,42 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
     )
     title = f"Our own runs: {setting_label(setting)}"
     return Table(key, title, tuple(headers), tuple(zip(*columns, strict=True)), notes)
+
+
+# -- planned grids ---------------------------------------------------------------------------------
+
+
+def _planned_table(evidence: Evidence, setting: Recipe) -> Table:
+    """Every activation of a grid beside its reference, on the seeds that all have."""
+    plan, of = evidence.grid.plan, evidence.common(setting)
+    assert plan is not None
+    digits, reference = digits_of(plan.metric), of.get(plan.reference)
+    gaps = {} if reference is None else {
+        name: gap
+        for name, each in of.items()
+        if name != plan.reference and (gap := each.minus(reference, plan.metric)) is not None
+    }  # fmt: skip
+    raised = holm({name: p_value(gap) for name, gap in gaps.items() if gap.has_interval})
+    rows = tuple(
+        (
+            Cell(zoo.parse(name).label),
+            _ours_cell(each, plan.metric),
+            estimated(gaps.get(name), digits, "+"),
+            numbered(raised.get(name), 3),
+            Cell("" if name not in raised else "yes" if raised[name] < 0.05 else "no"),
+        )
+        for name, each in of.items()
+    )
+    seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
+    label = zoo.ZOO[plan.reference].label if plan.reference in zoo.ZOO else plan.reference
+    names = ("activation", METRIC_LABELS.get(plan.metric, plan.metric), f"- {label}", "p, by Holm", "shown")
+    notes = (
+        f"{seeds} of {len(evidence.grid.seeds)} seeds that were planned. Differences are paired by seed; one "
+        "is shown where the p-value of its t-test, raised by Holm over all of the table, is below 5%.",
+    )
+    key = f"grid-{evidence.grid.title}-{list(evidence.samples).index(setting) + 1}"
+    title = f"Grid {evidence.grid.title}: {scale_of(setting, seeds)}"
+    return Table(key, title, tuple(("", name) for name in names), rows, notes)
 
 
 # -- Table 5 ---------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def sdist(session: nox.Session) -> None:
     shutil.rmtree(unpacked, ignore_errors=True)
     shutil.unpack_archive(archive, unpacked, filter="data")
     (tree,) = unpacked.iterdir()
-    install(session, f"{tree}[{EXTRAS}]")
+    install(session, "setuptools", f"{tree}[{EXTRAS}]")
     session.chdir(tree)
     session.run("python", "setup.py", "--quiet", "build_ext", "--inplace")
     session.run("pytest", "-m", "not slow", *(session.posargs or ["tests"]))

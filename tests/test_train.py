@@ -196,6 +196,52 @@ def test_a_batch_in_parts_gives_the_numbers_of_the_whole_batch(recipe: Recipe, t
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
 
 
+class _Count(Observer):
+    """Counts by hand what the training metrics of an epoch are made of."""
+
+    def __init__(self) -> None:
+        self.right, self.there, self.loss, self.rows = 0, 0, 0.0, list[dict[str, float]]()
+
+    def started(self, training: Training) -> None:
+        def hook(model: nn.Module, _: Any, outputs: Tensor) -> None:
+            if model.training:
+                self.outputs = outputs.detach()
+
+        score = training.task.score
+
+        def scored(outputs: Tensor, targets: Tensor) -> tasks.Score:
+            self.right += int((self.outputs.argmax(1) == targets).sum())
+            self.there += len(targets)
+            self.loss += F.cross_entropy(self.outputs, targets, reduction="sum").item()
+            return score(outputs, targets)
+
+        training.model.register_forward_hook(hook)
+        training.task.score = scored  # type: ignore[method-assign]
+
+    def epoch_ended(self, training: Training, row: Row) -> Mapping[str, Any]:
+        self.rows.append(
+            {"train_acc": 100 * self.right / self.there, "train_loss": self.loss / self.there,
+             "samples": self.there}
+        )  # fmt: skip
+        self.right, self.there, self.loss = 0, 0, 0.0
+        return {}
+
+
+def test_training_metrics_are_means_over_the_samples_of_the_epoch(tmp_path: Path) -> None:
+    count = _Count()
+    recipe = RECIPES["digits"].replace(epochs=2, epoch_steps=3, batch=20, accumulate=3, threads=1)
+    run = fit(recipe, out=tmp_path, observers=[count])
+    for row, own in zip(run.history, count.rows, strict=True):
+        assert own["samples"] == 60
+        assert row["train_acc"] == pytest.approx(own["train_acc"])
+        assert row["train_loss"] == pytest.approx(own["train_loss"], rel=1e-5)
+        assert 0 < row["train_acc"] < 100
+        # The speed is rounded to a tenth, the seconds to a thousandth.
+        assert row["rate"] == pytest.approx(60 / row["seconds"], rel=0.6e-3 / row["seconds"] + 1e-2)
+    assert [row["step"] for row in run.history] == [3, 6]
+    assert [row["lr"] for row in run.history] == pytest.approx([4e-3, 2e-3])
+
+
 def test_shots_are_averaged_by_class_size(tmp_path: Path) -> None:
     task = load_task(IMAGES)
     assert isinstance(task, ImageTask)

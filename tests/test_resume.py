@@ -171,6 +171,15 @@ def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(expected: Run, 
     assert fit(IMAGES, out=tmp_path / "full").without_timings() == expected.without_timings()
 
 
+def test_a_file_may_be_read_by_whom_the_mask_allows(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        storage.write_json(tmp_path / "state.json", {})
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     storage.write_json(path, {"epoch": 1})

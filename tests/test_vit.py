@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from iglu.lab.models.vit import ViT, ViTConfig
+from iglu.lab.models.gpt2 import GPT2, GPT2Config
+from iglu.lab.models.vit import ViT, ViTConfig, sinusoidal_positions
 
 
 def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
@@ -47,3 +51,29 @@ def test_the_class_token_starts_as_a_standard_normal() -> None:
     assert token.shape == (1, 1, 4_800)
     assert 0.95 < token.std().item() < 1.05
     assert abs(token.mean().item()) < 0.05
+
+
+def test_positions_are_sines_and_cosines_in_turn() -> None:
+    found = sinusoidal_positions(5, 8)
+    assert found.shape == (5, 8)
+    for position in range(5):
+        for index in range(4):
+            angle = position / 10_000 ** (2 * index / 8)
+            pair = (math.sin(angle), math.cos(angle))
+            assert found[position, 2 * index : 2 * index + 2].tolist() == pytest.approx(pair, rel=1e-6)
+
+
+def test_vit_drops_hidden_units_too_and_gpt2_does_not_and_neither_when_evaluated() -> None:
+    models = (
+        (ViT(ViTConfig(image=8, patch=4, width=12, heads=3, layers=1, dropout=0.5)), 3),
+        (GPT2(GPT2Config(vocabulary=9, context=4, width=12, heads=3, layers=1, dropout=0.5)), 2),
+    )
+    for model, times in models:
+        inputs = torch.randn(2, 3, 8, 8) if isinstance(model, ViT) else torch.randint(9, (2, 4))
+        calls: list[int] = []
+        model.blocks[0].dropout.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        first = model(inputs)
+        assert len(calls) == times  # after attention, [the activation] and the layer behind it
+        assert not torch.equal(first, model(inputs))
+        model.eval()
+        assert torch.equal(model(inputs), model(inputs))

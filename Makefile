@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy compilers arm windows clean
+.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy compilers arm windows sanitize clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
@@ -19,6 +19,7 @@ help:
 	@echo "make arm        the same for 64-bit ARM, cross-built and run under qemu"
 	@echo "make windows    the same for 64-bit Windows, cross-built and run under wine"
 	@echo "make compilers  build the loops by every compiler that is here, and run them under the sanitizers"
+	@echo "make sanitize   the loops on fuzzed tensors under the address and undefined-behaviour sanitizers"
 	@echo "make pictures   draw the pictures of the README and the docs"
 	@echo "make clean      remove what was built"
 
@@ -65,6 +66,9 @@ matrix: $(VENV)/test.stamp
 
 wheel: $(VENV)/test.stamp
 	tools/check_wheel
+
+sanitize: $(VENV)/test.stamp
+	tools/check_sanitized
 
 pictures: $(VENV)/test.stamp
 	$(BIN)/python tools/pictures.py docs/images

@@ -94,8 +94,8 @@ def test_the_far_negative_tail_is_flat_at_the_floor_up_to_1e30(approximate):
 def test_large_half_precision_products_do_not_overflow(approximate):
     x = torch.tensor([7000.0, -7000.0, 65504.0, -65504.0], dtype=torch.float16)
     y = iglu.iglu(x, 10.0, approximate=approximate)
-    assert y.tolist() == pytest.approx([7000.0, float(y[1]), 65504.0, float(y[3])])
-    assert y.isfinite().all()
+    floor = -1 / ((np.pi if approximate == "none" else 2) * 10)
+    assert y.tolist() == pytest.approx([7000.0, floor, 65504.0, floor], rel=1e-3)
 
 
 def test_the_sigma_gradient_does_not_overflow_where_x_squared_would():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from scipy import integrate, optimize, special, stats
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import iglu
@@ -450,6 +451,44 @@ def test_output_and_gradient_follow_every_layout(approximate, layout):
     if x.dim() > 1:
         sigma = torch.rand(x.shape[1]) + 0.5
         assert iglu.iglu(x, sigma, approximate=approximate).stride() == like.stride()
+
+
+FUNCTIONS = {
+    "iglu": lambda x, s: iglu.iglu(x, s),
+    "rational": lambda x, s: iglu.iglu(x, s, approximate="rational"),
+    "output": lambda x, s: iglu.iglu(x, s, approximate="rational", save="output"),
+    "gate": lambda x, s: iglu.iglu_gate(x, s),
+    "pair": lambda x, s: iglu.iglu_glu(x, x, s),
+    "packed": lambda x, s: iglu.iglu_glu(torch.cat([x, x], -1) if x.dim() else x.repeat(2), None, s),
+    "scaled gelu": lambda x, s: iglu.gelu_scaled(x, s),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
+    """Fake tensors foretell the result and its gradient; arguments are left alone; nothing is shared."""
+    x = LAYOUTS[layout]().to(dtype)
+    sigma = torch.tensor([0.7], dtype=dtype)
+    before = x.clone(), sigma.clone()
+
+    def everything(x, sigma):
+        leaf, scale = x.detach().requires_grad_(), sigma.detach().requires_grad_()
+        y = FUNCTIONS[name](leaf, scale)
+        return y, *torch.autograd.grad(y, (leaf, scale), torch.ones_like(y))
+
+    found = everything(x, sigma)
+    assert torch.equal(x, before[0])
+    assert torch.equal(sigma, before[1])
+    assert not {each.untyped_storage().data_ptr() for each in found if each.numel()} & {
+        x.untyped_storage().data_ptr()
+    }
+    with FakeTensorMode() as mode:
+        fake = everything(mode.from_tensor(x), mode.from_tensor(sigma))
+    for got, foretold in zip(found, fake, strict=True):
+        assert (got.shape, got.dtype) == (foretold.shape, foretold.dtype)
+    assert found[0].stride() == fake[0].stride()
 
 
 # -- bad input --------------------------------------------------------------------------------------

@@ -186,6 +186,19 @@ def test_half_types_sum_the_gradient_of_sigma_before_any_rounding(kind, family, 
     assert abs(sums.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
 
 
+@pytest.mark.parametrize("sigma", [0.1, 0.7, 5.0])
+def test_the_slope_from_an_output_is_right_for_that_output(sigma):
+    y = spread(torch.float32, 20_000)
+    y = y[y.double() * sigma > -0.4999]
+    v = LONG(sigma) * extended(y)
+    u = (2 * v - 1 + np.sqrt((1 - 2 * v) ** 2 + 16 * v.clip(0))) / 4
+    r = np.where(v < 0, 1 + 2 * v, 1 / (1 + u))
+    slope = backward("output", "rational", torch.ones(1), y, sigma)
+    errors = ulp_errors(slope, np.where(v < 0, r * r / 2, 1 - r * r / 2))
+    # below 0 the digits of r = 1 + 2v are those that its rounding leaves, 1/r units, twice after squaring
+    assert (errors * np.where(v < 0, np.minimum(r, 1), 1)).max() <= 6
+
+
 # -- special values ----------------------------------------------------------------------------------------
 
 

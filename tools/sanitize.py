@@ -71,7 +71,7 @@ def one_call(random_: random.Random) -> None:
         for got, each in zip(cpu.loops.twice(*again), wanted, strict=True):
             compare(call, dtype, got, each)
     if operation == "value":
-        y = x.contiguous()
+        y = x.clone(memory_format=torch.contiguous_format)
         cpu.loops.forward("value", y, None, sigma, approximate, channel_dim, y)
         compare(call, dtype, y, plain.forward(*call))
 

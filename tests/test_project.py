@@ -86,6 +86,34 @@ def test_a_python_without_a_gil_stays_without() -> None:
     assert not sys._is_gil_enabled()
 
 
+def test_a_release_is_ready_once_tag_citation_changelog_and_address_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = tool("release")
+    monkeypatch.setattr(address, "ROOT", tmp_path)
+    monkeypatch.setattr(address, "REPOSITORY", SOMEWHERE)
+    good = {
+        "iglu/__init__.py": '__version__ = "1.2.3"\n',
+        "CHANGELOG.md": "# Changelog\n\n## 1.2.3 (2030-01-31)\n",
+        "CITATION.cff": f"repository-code: {SOMEWHERE}\nlicense: MIT\nversion: 1.2.3\n",
+        "README.md": f"<!-- badges -->\n{address.badges(SOMEWHERE)}<!-- /badges -->\n",
+    }
+    bad = {
+        "iglu/__init__.py": '__version__ = "1.2.4"\n',
+        "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\n## 1.2.3 (2030-01-31)\n",
+        "CITATION.cff": f"repository-code: {SOMEWHERE}\nlicense: MIT\nversion: 1.2.2\n",
+        "README.md": "<!-- badges -->\n<!-- /badges -->\n",
+    }
+    (tmp_path / "iglu").mkdir()
+    for name, text in good.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert list(release.disagreements("v1.2.3")) == []
+    for name, text in bad.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert any(name in line for line in release.disagreements("v1.2.3")), name
+        (tmp_path / name).write_text(good[name], encoding="utf-8")
+
+
 # -- addresses -------------------------------------------------------------------------------------
 
 # Hosts that exist and are meant: where data, torch and standards come from, and this machine in tests.
@@ -134,6 +162,16 @@ def test_filling_in_the_address_can_be_undone_and_done_again() -> None:
         assert SOMEWHERE in there
         assert address.filled(name, there, SOMEWHERE) == there
         assert address.filled(name, there, "") == empty
+
+
+def test_the_package_links_out_only_once_there_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "REPOSITORY", "")
+    assert address.described()["project_urls"] == {}
+    monkeypatch.setattr(address, "REPOSITORY", SOMEWHERE)
+    links = address.described()["project_urls"]
+    assert {"Homepage", "Source", "Issues", "Changelog"} <= links.keys()
+    assert all(link.startswith(SOMEWHERE) for link in links.values())
+    assert f"{SOMEWHERE}/raw/v{iglu.__version__}/docs/images/" in address.described()["long_description"]
 
 
 def test_every_badge_is_of_a_workflow_that_exists() -> None:

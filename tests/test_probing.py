@@ -135,6 +135,11 @@ def test_turns_that_are_not_the_same_in_every_pass_or_too_many_are_one_layer(tur
     torch.testing.assert_close(layer.tail.values, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("turns", "layers"), [(32, 32), (33, 1)])
+def test_a_recurrence_of_more_than_32_turns_is_one_layer(turns, layers):
+    assert len(probe(Loop(nn.GELU(), turns), inputs(20)).layers) == layers
+
+
 def test_a_pass_that_skips_a_loop_does_not_make_it_one_layer():
     found = probe(Loop(nn.GELU(), lambda number: 0 if number == 2 else 3), [inputs(50)] * 3)
     assert [layer.calls for layer in found.layers] == [2, 2, 2]

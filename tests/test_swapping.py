@@ -195,16 +195,26 @@ def test_hooks_of_a_replaced_module_go_on_and_their_handles_remove_them() -> Non
     model, seen = small_net(), []
     handles = [
         model[1].register_forward_hook(lambda *_, **__: seen.append("after"), with_kwargs=True),
-        model[1].register_forward_pre_hook(lambda *_: seen.append("before")),
+        model[1].register_forward_pre_hook(lambda *_, **__: seen.append("before")),
+        model[1].register_forward_pre_hook(lambda *given: seen.append(len(given)), with_kwargs=True),
         model[1].register_full_backward_hook(lambda *_: seen.append("backward")),
     ]
     swap(model, "iglu")
     model(torch.randn(2, 4)).sum().backward()
-    assert seen == ["before", "after", "backward"]
+    assert seen == ["before", 3, "after", "backward"]
     for handle in handles:
         handle.remove()
     model(torch.randn(2, 4)).sum().backward()
-    assert len(seen) == 3
+    assert len(seen) == 4
+
+
+def test_a_hook_that_is_to_be_called_after_a_failure_too_is() -> None:
+    model, seen = small_net(), []
+    model[1].register_forward_hook(lambda *_: seen.append("after"), always_call=True)
+    swap(model, "iglu")
+    with pytest.raises(Exception, match=r"."):
+        model[1]("no tensor")
+    assert seen == ["after"]
 
 
 def test_hooks_of_one_module_at_two_places_are_not_tied_together() -> None:
@@ -566,6 +576,48 @@ def test_a_function_called_with_options_is_reported_not_replaced() -> None:
     assert record.replaced == []
     assert [each.call for each in record.functional] == ["self.act(x, inplace=False)"]
     model(torch.ones(2))
+
+
+def test_a_function_called_once_with_options_and_once_without_is_not_replaced() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = F.relu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.act(x), inplace=True)
+
+    assert in_vain(nn.Sequential(Block())).replaced == []
+
+
+def test_the_self_of_another_module_is_not_taken_for_this_one() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = F.relu
+
+        def helper(self, x: Tensor) -> Tensor:
+            return self.act(x, inplace=False)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.act = Inner(), F.gelu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.inner.helper(x))
+
+    assert "act" in places(swap(Outer(), "iglu"))
+
+
+def test_a_method_called_relu_with_arguments_is_not_taken_for_a_tensors() -> None:
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            library = type("Library", (), {"relu": staticmethod(lambda value, slope: value * slope)})
+            return library.relu(x, 2) + (x + 1).relu()
+
+    record = in_vain(nn.Sequential(Block()))
+    assert [each.call for each in record.functional] == ["(x + 1).relu()"]
 
 
 def test_a_function_that_was_not_chosen_is_not_reported() -> None:

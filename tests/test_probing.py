@@ -357,6 +357,7 @@ def test_nan_and_inf_are_counted_and_left_out():
     assert layer.n == x.numel() - 3
     assert torch.equal(layer.tail.values, x[x.isfinite()].abs().double().topk(len(layer.tail)).values)
     assert "3 values left out" in repr(probe(nn.Sequential(nn.ReLU()), x))
+    assert probe(nn.Sequential(nn.ReLU()), [x, x]).layers[0].not_finite == 6
 
 
 def test_a_layer_without_a_tail_says_why_and_spoils_nothing():
@@ -390,6 +391,13 @@ def test_values_that_repeat_inside_a_row_count_once():
     alone, repeated = through(x).index(400), through(x.expand(-1, 10).clone()).index(4000 // 2)
     assert alone.effective_k == pytest.approx(400, rel=0.2)
     assert repeated.effective_k == pytest.approx(2000 / 10, rel=0.3)
+
+
+def test_one_row_says_as_much_as_one_value():
+    x = torch.empty(1, 20_000).exponential_(generator=torch.Generator().manual_seed(0)).exp()
+    index = through(x).index(400)
+    assert index.effective_k == 1
+    assert index.alpha_high / index.alpha_low > 100
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says_with_rows_that_go_together():
@@ -436,6 +444,19 @@ def test_the_papers_networks_get_the_sigma_that_did_best_in_its_tables():
 def test_heavier_tails_never_get_a_larger_sigma():
     sigmas = [probing_sigma._by_excess(0.5 + 0.01 * step) for step in range(300)]
     assert sigmas == sorted(sigmas, reverse=True)
+
+
+def test_a_range_that_reaches_beyond_the_papers_points_has_no_end_there():
+    first, last = probing_sigma.POINTS[0].excess, probing_sigma.POINTS[-1].excess
+
+    def ends(low, high):
+        evidence = probing_sigma.Evidence((low + high) / 2, low, high, 1.0, torch.zeros(1), F.relu)
+        return probing_sigma._regimes(evidence)[1:]
+
+    assert ends(last - 0.1, last + 0.1)[0] == 0.0
+    assert ends(last - 0.1, last + 0.1)[1] < math.inf
+    assert ends(first - 0.1, first + 0.1)[1] == math.inf
+    assert ends(first - 0.1, first + 0.1)[0] > 0.0
 
 
 def test_doubling_the_weights_halves_the_scaled_sigma_and_leaves_the_regimes():

@@ -187,11 +187,10 @@ def _caller(frame: FrameType | None, skip: nn.Module | None = None) -> tuple[nn.
 def _alone(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Tensor], Tensor]:
-    """The function with the settings of one call, of x alone and not in place."""
-    settings = {key: value for key, value in kwargs.items() if key != "inplace"}
+    """The function with the settings of one call, of x alone, which it leaves as it is."""
 
     def alone(x: Tensor) -> Tensor:
-        result: Tensor = function(x.clone(), *args, **settings)
+        result: Tensor = function(x.clone(), *args, **kwargs)
         return result
 
     return alone

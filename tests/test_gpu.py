@@ -353,6 +353,40 @@ def test_second_derivatives_are_those_of_the_formulas(approximate):
         assert_close(result, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("sigma", [0.7, [0.7], [0.7, -1.3, 2.5]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_gradients_of_gradients_are_one_pass(approximate, dtype, sigma, is_packed):
+    tensors = [normal(40, 3, seed=seed).to(dtype) for seed in range(5)]
+    x, up, grad, by_x, by_up = tensors
+    scale = sigma if isinstance(sigma, float) else torch.tensor(sigma, device=DEVICE)
+    needs_sigma = isinstance(scale, torch.Tensor)
+    wide = [each.double().cpu() for each in tensors]
+    for operation in ("value", "glu"):
+        is_pair = operation == "glu"
+        if is_packed and is_pair:
+            pair = torch.cat([x, up], -1), None
+            given = torch.cat([by_x, by_up], -1), None
+        else:
+            pair, given = ((x, up), (by_x, by_up)) if is_pair else ((x, None), (by_x, None))
+        found = gpu.twice(operation, *given, grad, *pair, scale, approximate, -1, needs_sigma)
+        assert found is not None
+        found = list(found)
+        if is_packed and is_pair:
+            found[1], found[2] = found[1].chunk(2, -1)
+        of = [wide[3], wide[4] if is_pair else None, None]
+        double_scale = scale.double().cpu() if needs_sigma else scale
+        at = (wide[2], wide[0], wide[1] if is_pair else None, double_scale)
+        expected = record.differentiable_twice(operation, *of, *at, approximate, -1, needs_sigma)
+        for result, wanted in zip(found, expected, strict=True):
+            assert (result is None) == (wanted is None)
+            if result is not None:
+                is_sum = result.shape != x.shape
+                tolerance = 1e-2 if dtype == torch.bfloat16 and not is_sum else 1e-5
+                assert_close(result, wanted, rtol=tolerance, atol=tolerance)
+
+
 def test_in_place_overwrites_what_no_gradient_needs_and_tells_autograd():
     x = normal(4, 300)
     expected, version = value(x, 0.7), x._version

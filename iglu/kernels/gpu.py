@@ -334,9 +334,7 @@ def backward(
         tiling = _tile((grad_x, grad, x), sigma, channel_dim)
         tensors = (grad_x, grad, x, None, None)
         strides = (*tiling.strides, tiling.strides[0], tiling.strides[0])
-    sums = None
-    if needs_sigma:
-        sums = torch.empty(tiling.blocks, tiling.channels, dtype=torch.float32, device=x.device)
+    sums = _sums(tiling, x) if needs_sigma else None
     _launch(
         _load()[0].backward,
         (*tensors, sums),
@@ -347,9 +345,58 @@ def backward(
         is_exact=approximate == "none",
         needs_sums=needs_sigma,
     )
-    if sums is None:
-        return grad_x, grad_up, None
-    return grad_x, grad_up, sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape)
+    return grad_x, grad_up, _total(sums, sigma)
 
 
-record.KERNELS["triton"] = record.Kernels(forward, backward)
+def _sums(tiling: _Tiling, x: Tensor) -> Tensor:
+    """Where a kernel writes the parts of the gradient of sigma."""
+    return torch.empty(tiling.blocks, tiling.channels, dtype=torch.float32, device=x.device)
+
+
+def _total(sums: Tensor | None, sigma: Any) -> Tensor | None:
+    return None if sums is None else sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape)
+
+
+def twice(
+    operation: str,
+    by_x: Any,
+    by_up: Any,
+    grad: Any,
+    x: Any,
+    up: Any,
+    sigma: Any,
+    approximate: str,
+    channel_dim: int,
+    needs_sigma: bool,
+) -> tuple[Tensor | None, ...] | None:
+    """The gradients of grad, x, up and sigma, in one pass."""
+    if operation not in ("value", "glu") or not _serves(operation, x, up, sigma, approximate, channel_dim):
+        return None
+    is_pair = operation == "glu"
+    if not _is_alike(by_x, x) or (up is not None and not _is_alike(by_up, x)):
+        return None
+    at, other = halves(x, up) if is_pair else (x, None)
+    if not _is_alike(grad, at):
+        return None
+    of_grad, of_x = torch.empty_like(grad), torch.empty_like(x)
+    of_up = None if up is None else torch.empty_like(up)
+    first, second = halves(by_x, by_up) if is_pair else (by_x, None)
+    of_at, of_other = halves(of_x, of_up) if is_pair else (of_x, None)
+    tensors = (of_grad, first, grad, at, of_at, second, other, of_other)
+    tiling = _tile(tuple(each for each in tensors if each is not None), sigma, channel_dim)
+    strides = tiling.strides if is_pair else (*tiling.strides, *tiling.strides[:3])
+    sums = _sums(tiling, x) if needs_sigma else None
+    _launch(
+        _load()[0].twice,
+        (*tensors, sums),
+        tiling,
+        strides,
+        sigma,
+        operation=operation,
+        is_exact=approximate == "none",
+        needs_sums=needs_sigma,
+    )
+    return of_grad, of_x, of_up, _total(sums, sigma)
+
+
+record.KERNELS["triton"] = record.Kernels(forward, backward, twice)

@@ -271,6 +271,30 @@ def exact_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
     return tl.where(x < 0, -result, result)
 
 
+@triton.jit
+def one_over_one_plus_square(x, sigma, sigma_low, half: tl.constexpr):
+    """(|x|, q, error) with 1/(1 + u^2) = q (1 + error), beyond |u| = 1 as t^2/(1 + t^2)."""
+    size, a, a_low, t, t_error = argument_of(x, sigma, sigma_low, half)
+    r, error = one_over_one_plus_z(a, a_low, t, t_error, half)
+    return size, tl.where(a < 1, r, t * t * r), tl.where(a < 1, error, error + 2 * t_error)
+
+
+@triton.jit
+def exact_curvature(x, sigma, sigma_low, half: tl.constexpr):
+    """f'' = 2 sigma/(pi (1 + u^2)^2)."""
+    _, q, error = one_over_one_plus_square(x, sigma, sigma_low, half)
+    over_pi, over_pi_low = over_pi_of(sigma, sigma_low)
+    return corrected(2 * fused(over_pi_low * q, q, over_pi * q * q), 2 * error, half)
+
+
+@triton.jit
+def exact_slope_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    """d f'/d sigma = 2 x/(pi (1 + u^2)^2)."""
+    size, q, error = one_over_one_plus_square(x, sigma, sigma_low, half)
+    result = corrected(((size * INVERSE_PI) * q) * (2 * q), 2 * error + INVERSE_PI_ERROR, half)
+    return tl.where(x < 0, -result, result)
+
+
 # -- rational ---------------------------------------------------------------------------------------
 
 
@@ -331,6 +355,22 @@ def rational_gate_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
     size = size_of(x, sigma)
     r, error = lomax(size, sigma, sigma_low, half)
     result = corrected((size * r) * (0.5 * r), 2 * error, half)
+    return tl.where(x < 0, -result, result)
+
+
+@triton.jit
+def rational_curvature(x, sigma, sigma_low, half: tl.constexpr):
+    """f'' = sigma r^3."""
+    r, error = lomax(size_of(x, sigma), sigma, sigma_low, half)
+    return corrected(fused(sigma_low * r, r * r, sigma * r * (r * r)), 3 * error, half)
+
+
+@triton.jit
+def rational_slope_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
+    """d f'/d sigma = x r^3."""
+    size = size_of(x, sigma)
+    r, error = lomax(size, sigma, sigma_low, half)
+    result = corrected(((size * r) * r) * r, 3 * error, half)
     return tl.where(x < 0, -result, result)
 
 

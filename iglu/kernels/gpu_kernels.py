@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: RET505 - Triton compiles what follows a return, so every return needs its branch
-"""The two Triton kernels: every operation forward, and every operation backward.
+"""The three Triton kernels: every operation forward, every one backward, and the gradients of gradients.
 
 A kernel sees its tensors as ``channels`` x ``count`` elements, count being the product of ``sizes``; each
 tensor comes with its strides, that of the channels first, so that views, packed pairs, broadcast gradients
@@ -20,17 +20,22 @@ from iglu.kernels.gpu_formulas import (
     INVERSE_PI,
     LARGEST_FLOAT,
     exact_by_sigma,
+    exact_curvature,
     exact_gate,
     exact_gate_by_sigma,
     exact_gate_slope,
     exact_slope,
+    exact_slope_by_sigma,
     exact_value,
+    fused,
     rational_by_sigma,
     rational_by_sigma_from_output,
+    rational_curvature,
     rational_gate,
     rational_gate_by_sigma,
     rational_gate_slope,
     rational_slope,
+    rational_slope_by_sigma,
     rational_slope_from_output,
     rational_value,
 )
@@ -136,6 +141,22 @@ def any_gate_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.cons
 
 
 @triton.jit
+def any_curvature(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return sign * exact_curvature(x, sigma, sigma_low, half)
+    else:
+        return sign * rational_curvature(x, sigma, sigma_low, half)
+
+
+@triton.jit
+def any_slope_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+    if is_exact:
+        return exact_slope_by_sigma(x, sigma, sigma_low, half)
+    else:
+        return rational_slope_by_sigma(x, sigma, sigma_low, half)
+
+
+@triton.jit
 def forward(
     y,
     x,
@@ -222,4 +243,65 @@ def backward(
         else:
             by_sigma = any_by_sigma(at, sigma, sigma_low, is_exact, half)
         part = tl.sum(tl.where(exists, through * by_sigma, 0.0), axis=1, keep_dims=True)
+        tl.store(sums + number * channels + channel, part, mask=channel < channels)
+
+
+@triton.jit
+def twice(
+    of_grad,
+    by_x,
+    grad,
+    x,
+    of_x,
+    by_up,
+    up,
+    of_up,
+    sums,
+    sigma,
+    sigma_low,
+    sigma_stride,
+    channels,
+    count,
+    sizes,
+    of_grad_strides,
+    by_x_strides,
+    grad_strides,
+    x_strides,
+    of_x_strides,
+    by_up_strides,
+    up_strides,
+    of_up_strides,
+    operation: tl.constexpr,
+    is_exact: tl.constexpr,
+    is_number: tl.constexpr,
+    needs_sums: tl.constexpr,
+    wide: tl.constexpr,
+    block_channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The gradients of grad, x and up, given those of the gradients of x and up, as in cpu/loops.h."""
+    half: tl.constexpr = x.dtype.element_ty != tl.float32
+    number, channel, index, exists = tile(channels, count, wide, block_channels, block)
+    sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
+    at = read(x, channel, index, sizes, x_strides, exists)
+    given = read(grad, channel, index, sizes, grad_strides, exists)
+    v = read(by_x, channel, index, sizes, by_x_strides, exists)
+    slope = any_slope(at, sign, sigma, sigma_low, is_exact, half)
+    curvature = any_curvature(at, sign, sigma, sigma_low, is_exact, half)
+    if operation == "glu":
+        q = read(by_up, channel, index, sizes, by_up_strides, exists)
+        write(of_up, given * v * slope, channel, index, sizes, of_up_strides, exists)
+        v *= read(up, channel, index, sizes, up_strides, exists)
+        first = fused(v, slope, q * any_value(at, sign, sigma, sigma_low, is_exact, half))
+        second = given * fused(v, curvature, q * slope)
+    else:
+        first = v * slope
+        second = given * v * curvature
+    write(of_grad, first, channel, index, sizes, of_grad_strides, exists)
+    write(of_x, second, channel, index, sizes, of_x_strides, exists)
+    if needs_sums:
+        by_sigma = v * any_slope_by_sigma(at, sigma, sigma_low, is_exact, half)
+        if operation == "glu":
+            by_sigma += q * any_by_sigma(at, sigma, sigma_low, is_exact, half)
+        part = tl.sum(tl.where(exists, given * by_sigma, 0.0), axis=1, keep_dims=True)
         tl.store(sums + number * channels + channel, part, mask=channel < channels)

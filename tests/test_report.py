@@ -464,6 +464,7 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
     figures = {f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")}
     keys = ("table1", "table2", "table3", "table4", "table5", "own1", "errata", "claims")
     assert written == figures | {f"tables/{key}.csv" for key in keys} | {
+        "answer.md",
         "index.html",
         "manifest.json",
         "report.md",

@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 import iglu
 from iglu.lab.mistakes import check_writable
+from iglu.lab.report.answer import all_tasks, answer_table, headlines
 from iglu.lab.report.claims import all_claims
 from iglu.lab.report.content import Report
-from iglu.lab.report.curves import curves
+from iglu.lab.report.curves import curves, learned_sigmas
 from iglu.lab.report.figures import draw_figures
 from iglu.lab.report.gather import gather
 from iglu.lab.report.page import render
 from iglu.lab.report.tables import all_tables
 from iglu.lab.results.tables import csv_lines, csv_text, environment, plain_latex, plain_markdown
+from iglu.lab.results.tables import markdown as table_markdown
 from iglu.lab.runs import provenance
 from iglu.lab.runs.storage import write_atomically, write_json
 
@@ -51,7 +54,9 @@ def build_report(folders: Sequence[Path | str], out: Path) -> Report:
         tables=all_tables(found),
         claims=all_claims(found),
         figures=draw_figures(found, drawn, out / "figures"),
+        tasks=all_tasks(found),
         curves=drawn,
+        sigmas=learned_sigmas(found.samples),
         probes=found.probes,
         sources=found.sources,
         complaints=found.complaints,
@@ -91,10 +96,11 @@ def _listed(out: Path) -> set[Path]:
 
 
 def texts_of(report: Report, out: Path) -> dict[Path, str]:
-    """The page, Markdown, LaTeX, and a CSV file for each table and for the claims."""
+    """The page, Markdown, LaTeX, a CSV file for each table and for the claims, and the answer alone."""
     return {
         out / PAGE: render(report),
         out / "report.md": markdown(report, out),
+        out / "answer.md": answer(report),
         out / "report.tex": latex(report),
         **{out / "tables" / f"{table.key}.csv": csv_text(table) for table in report.tables},
         out / "tables" / "claims.csv": claims_csv(report),
@@ -116,7 +122,15 @@ def markdown(report: Report, out: Path) -> str:
         (figure, figure.paths[0].relative_to(out).as_posix() if figure.paths else "")
         for figure in report.figures
     ]
-    return _template("report.md", plain_markdown).render(report=report, figures=figures)
+    return _template("report.md", plain_markdown).render(
+        report=report, figures=figures, answer=Markup(answer(report))
+    )
+
+
+def answer(report: Report) -> str:
+    """Where IGLU was better here and where not, as Markdown that may stand in a README."""
+    lines = "".join(f"{plain_markdown(line)}\n\n" for line in headlines(report.tasks))
+    return lines + (table_markdown(answer_table(report.tasks)) if report.tasks else "")
 
 
 def latex(report: Report) -> str:

@@ -313,7 +313,7 @@ def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
         other.ratio: (each, each.common(other))
         for each in found.evidence
         for other in each.samples
-        if other.replace(ratio=setting.ratio) == setting
+        if other.kind == setting.kind and other.replace(ratio=setting.ratio) == setting
     }
     by_ratio = dict(sorted((ratio, of) for ratio, (_, of) in alike.items()))
     verdict, evidence_text = _slopes(by_ratio, *plan.claims[text], plan.metric)

@@ -3,15 +3,21 @@ as a page."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from iglu.lab.probe.tables import Tails
+from iglu.lab.results.comparison import lower_is_better
+from iglu.lab.results.statistics import Estimate
 from iglu.lab.results.tables import Table
 
 Verdict = Literal["holds", "does not hold", "not enough evidence"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "not enough evidence")
+
+Standing = Literal["better", "worse", "not told apart"]
+LEVEL = 0.05  # of the p-value below which a difference counts as shown
 
 
 class Judgement(NamedTuple):
@@ -41,22 +47,86 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """One activation minus another in one task, paired by seed, as measured."""
+
+    activation: str
+    reference: str
+    metric: str
+    found: Estimate
+    chance: float = math.nan  # the p-value, raised by Holm over all differences it is told among
+    published: float | None = None  # the paper's own, one run each
+    diverged: int = 0  # seeds of the activation that have no number
+
+    @property
+    def gain(self) -> Estimate:
+        """Signed so that above 0 is better."""
+        return -self.found if lower_is_better(self.metric) else self.found
+
+    @property
+    def standing(self) -> Standing:
+        """A seed that diverged counts against its activation."""
+        if not self.chance < LEVEL:
+            return "not told apart"
+        if self.gain.value < 0:
+            return "worse"
+        return "not told apart" if self.diverged else "better"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Activations beside each other in one setting."""
+
+    key: str
+    title: str  # "resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds"
+    metric: str
+    reference: str
+    grid: str  # that was planned for it before it was run; empty without a plan
+    differences: tuple[Difference, ...]  # to the reference
+    beside: tuple[Difference, ...] = ()  # to GELU, where that is not the reference
+    parts: tuple[Difference, ...] = ()  # to the reference, by the size of a class
+
+
+class Series(NamedTuple):
+    """One line of a picture."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    colour: str
+    dash: str  # of matplotlib
+    marker: str
+
+
+class Panel(NamedTuple):
+    """One pair of axes: what is drawn, in numbers."""
+
+    title: str
+    labels: tuple[str, str]
+    scales: tuple[str, str]  # "linear", "log"
+    limits: tuple[tuple[float, float], tuple[float, float]]
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A picture; ``paths`` are the files (PNG and SVG) that were written."""
+    """A picture; ``paths`` are the files (PNG and SVG) that were written.  The page draws it anew from its
+    ``panels``; what the page has in another form has none."""
 
     key: str
     title: str
     alt: str
     paths: tuple[Path, ...] = ()
+    panels: tuple[Panel, ...] = ()
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over epochs for one recipe and activation: mean and band over seeds."""
+    """One number over epochs for one recipe and activation: mean and band over seeds."""
 
     recipe: str
     activation: str
-    metric: str
+    metric: str  # or the layer whose sigma is learned
     epochs: tuple[float, ...]
     mean: tuple[float, ...]
     low: tuple[float, ...]
@@ -71,7 +141,9 @@ class Report:
     tables: tuple[Table, ...] = ()
     claims: tuple[Claim, ...] = ()
     figures: tuple[Figure, ...] = ()
+    tasks: tuple[Task, ...] = ()
     curves: tuple[Curve, ...] = ()
+    sigmas: tuple[Curve, ...] = ()
     probes: tuple[Tails, ...] = ()
     sources: tuple[str, ...] = ()  # what was read, with its provenance, a line each
     complaints: tuple[str, ...] = ()  # what could not be read

@@ -30,8 +30,8 @@ def explorer_data() -> dict[str, Any]:
     x = (torch.arange(-steps, steps, dtype=torch.float64) + 0.5) * _STEP
     tail_x = -torch.logspace(*_TAIL_DECADES, _TAIL_POINTS, dtype=torch.float64)
     return {
-        "x": x.tolist(),
-        "tail_x": tail_x.tolist(),
+        "x": _short(x),
+        "tail_x": _short(tail_x),
         "sigmas": SIGMAS,
         "smallest_half": torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps,
         "activations": [_activation(name, x, tail_x) for name in _in_order_of_styles()],
@@ -55,8 +55,13 @@ def _activation(name: str, x: Tensor, tail_x: Tensor) -> dict[str, Any]:
     if not row.takes_sigma:
         curves = dict(zip(("value", "slope", "curvature"), derivatives(name, x), strict=True))
         curves["tail"] = derivatives(name, tail_x)[1]
-        found["curves"] = {key: curve.tolist() for key, curve in curves.items()}
+        found["curves"] = {key: _short(curve) for key, curve in curves.items()}
     return found
+
+
+def _short(curve: Tensor) -> list[float]:
+    """As many digits as a screen can show, many times over, in a third of the room."""
+    return [float(f"{value:.6g}") for value in curve.tolist()]
 
 
 def derivatives(name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,7 @@ from iglu.lab.bench.sittings import FILES, Sitting, read_sitting
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.probe.tables import PROBE_FILE, Tails
 from iglu.lab.recipes import Recipe
+from iglu.lab.report.replication import Repeat, repeated
 from iglu.lab.results.comparison import Sample, distinct, is_number, samples
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.provenance import sentence_of
@@ -61,6 +62,7 @@ class Gathered:
     grids: tuple[Grid, ...] = ()
     sources: tuple[str, ...] = ()
     complaints: tuple[str, ...] = ()
+    repeats: tuple[Repeat, ...] = ()
 
     @functools.cached_property
     def samples(self) -> dict[Recipe, dict[str, Sample]]:
@@ -106,8 +108,12 @@ def gather(folders: Sequence[Path]) -> Gathered:
         _or_complain(read, path, complaints)
     sources += _run_sources(runs, tops)
     different = distinct(runs)
-    if len(different) < len(runs):
-        sources.append(f"{len(runs) - len(different)} runs were found more than once and count once")
+    repeats = repeated(runs)
+    copies = len(runs) - len(different) - len(repeats)
+    if copies:
+        sources.append(f"{copies} runs were found more than once and count once")
+    if repeats:
+        sources.append(f"{len(repeats)} runs were made again: they count once, and see how well they agree")
     left = sum(not run.is_whole and run.status != "diverged" for run in different)
     if left:
         complaints.append(f"{left} of {len(different)} runs have epochs to go and are in no mean")
@@ -115,8 +121,9 @@ def gather(folders: Sequence[Path]) -> Gathered:
     known = [each._replace(recipe=each.recipe or recipes.get(each.name)) for each in probes]
     planned = [grid for grid in grids if grid.plan is not None]
     return Gathered(
-        tuple(sittings), tuple(different), tuple(known), tuple(planned), tuple(sources), tuple(complaints)
-    )
+        tuple(sittings), tuple(different), tuple(known), tuple(planned), tuple(sources), tuple(complaints),
+        tuple(repeats),
+    )  # fmt: skip
 
 
 def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:

@@ -23,10 +23,13 @@ import jinja2
 
 from iglu import zoo
 from iglu.lab.probe.tables import Tails, layer_table
-from iglu.lab.report.content import Curve, Figure, Report, Verdict
+from iglu.lab.report.answer import RULE, beside, headlines
+from iglu.lab.report.content import Curve, Difference, Panel, Report, Standing, Task, Verdict
 from iglu.lab.report.explorer import SIGMAS, explorer_data
-from iglu.lab.results.comparison import is_number
-from iglu.lab.results.tables import Table
+from iglu.lab.report.forest import Forest, forests
+from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, digits_of, is_number
+from iglu.lab.results.tables import NONE, NOT_RUN, Table
+from iglu.tails import gaussian_index
 
 # A sign beside the word, so that nothing hangs on colour alone.
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
@@ -35,7 +38,11 @@ _VERDICTS: dict[Verdict, tuple[str, str]] = {
     "not enough evidence": ("?", "open"),
 }
 _TAIL_SIGNS = {"heavier": "▲", "like": "●", "lighter": "▼"}
-_IMAGES = {".svg": "image/svg+xml", ".png": "image/png"}  # the first that there is
+_STANDINGS: dict[Standing, tuple[str, str]] = {
+    "better": ("▲", "yes"),
+    "worse": ("▼", "no"),
+    "not told apart": ("", "open"),
+}
 
 
 def render(report: Report) -> str:
@@ -49,6 +56,7 @@ def render(report: Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    measured, rest = _by_measured(report.tables)
     return environment.from_string(_asset("page.html")).render(
         plotly=packed(scripts["plotly"]),
         policy=_policy(scripts.values()),
@@ -56,17 +64,108 @@ def render(report: Report) -> str:
         scripts=scripts,
         data=_json(_data(report)),
         report=report,
+        forests=[(task, *_main_and_parts(task)) for task in report.tasks],
+        headlines=headlines(report.tasks),
+        answers=[_answer(task) for task in report.tasks],
+        rule=RULE,
+        standings=_STANDINGS,
+        measured=measured,
+        rest=rest,
         sigmas=SIGMAS,
         verdicts=_VERDICTS,
         is_prose=is_prose,
         recipes=list(dict.fromkeys(curve.recipe for curve in report.curves)),
         probes=[_shown_probe(number, tails) for number, tails in enumerate(report.probes)],
-        figures=[(figure, _data_uri(figure)) for figure in report.figures],
+        figures=[figure for figure in report.figures if figure.panels],
+        learned=list(dict.fromkeys(_whose(curve) for curve in report.sigmas)),
         provenance={key: _readable(value) for key, value in report.provenance.items()},
     )
 
 
+# -- activations beside each other -----------------------------------------------------------------
+
+
+def _main_and_parts(task: Task) -> tuple[Forest, list[Forest]]:
+    main, *parts = forests(task)
+    return main, parts
+
+
+class _Answer(NamedTuple):
+    """Of one task, beside ReLU and beside GELU: what was shown, and how many were not told apart."""
+
+    task: Task
+    metric: str
+    beside: dict[str, tuple[list[tuple[str, str, Standing]], str]]  # by reference
+
+
+def _answer(task: Task) -> _Answer:
+    found = {reference: beside(task, reference) for reference in REFERENCES}
+    return _Answer(
+        task,
+        METRIC_LABELS.get(task.metric, task.metric),
+        {zoo.ZOO[name].label: (_shown(mine), _open(mine)) for name, mine in found.items()},
+    )
+
+
+def _shown(found: Sequence[Difference]) -> list[tuple[str, str, Standing]]:
+    shown = [one for one in found if one.standing != "not told apart"]
+    return [
+        (zoo.parse(one.activation).label, one.found.text(digits_of(one.metric), "+"), one.standing)
+        for one in sorted(shown, key=lambda one: one.gain.value, reverse=True)
+    ]
+
+
+def _open(found: Sequence[Difference]) -> str:
+    values = sorted(one.found.value for one in found if one.standing == "not told apart")
+    if not values:
+        return "" if found else "not run"
+    digits = digits_of(found[0].metric)
+    ends = [f"{value:+.{digits}f}" for value in (values[0], values[-1])]
+    span = ends[0] if len(values) == 1 else " to ".join(ends)
+    return f"{len(values)} not told apart ({span})"
+
+
 # -- tables ----------------------------------------------------------------------------------------
+
+
+def _by_measured(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+    """Tables with a number of ours, without the columns and lines that have none; and the others, whole."""
+    measured: list[Table] = []
+    rest: list[Table] = []
+    for table in tables:
+        own = [place for place, header in enumerate(table.headers) if _is_own(*header)]
+        places = [place for place in own if any(row[place].number is not None for row in table.rows)]
+        if own:
+            (measured if places else rest).append(_measured_part(table, places) if places else table)
+        else:
+            (rest if table.key == "errata" else measured).append(table)
+    return measured, rest
+
+
+def _is_own(group: str, name: str) -> bool:
+    return "ours" in name or group.endswith(_REDUCED)
+
+
+_REDUCED = ": reduced"
+
+
+def _measured_part(table: Table, places: Sequence[int]) -> Table:
+    """The headings under which there is a number in one of ``places``, each with the paper's beside it."""
+    headings = [group.removesuffix(_REDUCED) for group, _ in table.headers]
+    run = {headings[place] for place in places}
+    shown = [
+        place
+        for place, heading in enumerate(headings)
+        if not heading or (heading in run and any(row[place].number is not None for row in table.rows))
+    ]
+    unsaid = (NONE.text, NOT_RUN.text)
+    rows = [row for row in table.rows if any(row[place].text not in unsaid for place in places)]
+    unrun = [heading for heading in dict.fromkeys(headings) if heading and heading not in run]
+    left_out = len(table.rows) - len(rows)
+    notes = [f"Not run: {', '.join(unrun)}."] if unrun else []
+    notes += [f"Lines of which nothing was run: {left_out}."] if left_out else []
+    return dataclasses.replace(table, rows=tuple(rows), notes=(*notes, *table.notes)).columns(shown)
+
 
 _LONGEST_NUMBER = 30  # characters of a number with its interval and seeds
 
@@ -82,6 +181,7 @@ class _ShownProbe(NamedTuple):
     table: Table
     strip: list[tuple[str, str, str]]  # sign, verdict, layer
     has_chart: bool
+    layers: list[str]  # that have a Hill plot
 
 
 def _shown_probe(number: int, tails: Tails) -> _ShownProbe:
@@ -96,7 +196,10 @@ def _shown_probe(number: int, tails: Tails) -> _ShownProbe:
         if isinstance(row.get("verdict"), str)
     ]
     table = layer_table(tails, f"probe{number}")
-    return _ShownProbe(tails.name, ", ".join(parts), table, strip, any("alpha" in row for row in layers))
+    has_chart = any("alpha" in row for row in layers)
+    return _ShownProbe(
+        tails.name, ", ".join(parts), table, strip, has_chart, list(tails.body.get("hill", {}))
+    )
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -106,8 +209,45 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "explorer": explorer_data(),
         "curves": [dataclasses.asdict(curve) | {"label": _label(curve)} for curve in report.curves],
-        "probes": [_probe_chart(tails.body["layers"]) for tails in report.probes],
+        "metrics": METRIC_LABELS,
+        "sigmas": [dataclasses.asdict(curve) | {"whose": _whose(curve)} for curve in report.sigmas],
+        "probes": [
+            {"name": tails.name, **_probe_chart(tails.body["layers"]), "hill": _hill(tails.body)}
+            for tails in report.probes
+        ],
+        "figures": [
+            {"title": figure.title, "panels": [_panel(panel) for panel in figure.panels]}
+            for figure in report.figures
+            if figure.panels
+        ],
     }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    return panel._asdict() | {"series": [series._asdict() for series in panel.series]}
+
+
+def _whose(curve: Curve) -> str:
+    return f"{curve.recipe}: {_label(curve)}"
+
+
+_HILL_POINTS = 40  # of a plot: neighbours share nearly all their values
+
+
+def _hill(body: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Of each layer xi over k with its band, and the range that holds 95% of a Gaussian's at the same n."""
+    sizes = {row["layer"]: row.get("n") for row in body["layers"]}
+    found = {}
+    for layer, curve in body.get("hill", {}).items():
+        every = max(1, len(curve["k"]) // _HILL_POINTS)
+        thin = {name: list(values[::every]) for name, values in curve.items()}
+        n = sizes.get(layer)
+        if isinstance(n, int) and all(1 <= k < n for k in thin["k"]):
+            beside = [gaussian_index("hill", n, int(k)) for k in thin["k"]]
+            thin["gaussian_low"] = [round(each.xi_low, 5) for each in beside]
+            thin["gaussian_high"] = [round(each.xi_high, 5) for each in beside]
+        found[layer] = thin
+    return found
 
 
 def _label(curve: Curve) -> str:
@@ -175,12 +315,3 @@ def _policy(scripts: Iterable[str]) -> str:
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
-
-
-def _data_uri(figure: Figure) -> str | None:
-    """The picture itself, as SVG where there is one; None if no file can be read."""
-    for suffix, kind in _IMAGES.items():
-        for path in figure.paths:
-            if path.suffix == suffix and path.is_file():
-                return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return None

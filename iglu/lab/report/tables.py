@@ -15,6 +15,7 @@ from iglu.lab.probe import tables as tails
 from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.gather import Evidence, Gathered
+from iglu.lab.report.replication import replication_table
 from iglu.lab.results.comparison import (
     MARKING_RULE,
     METRIC_LABELS,
@@ -61,6 +62,7 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
         table5(found),
         *(_planned_table(each, setting) for each in found.evidence for setting in each.samples),
         *own,
+        *([replication_table(found.repeats)] if found.repeats else []),
         *([tails.networks_table(others)] if others else []),
         *steps,
         _errata(),
@@ -147,7 +149,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
             marked = marks(ours, metric)
             columns.append([_ours_cell(each, metric, mark) for each, mark in zip(ours, marked, strict=True)])
             columns.append([_gap(each, metric, number) for each, number in zip(ours, published, strict=True)])
-        reduced = reduced_setting(samples, recipe, mine[-1].beside, _distinguishing(table, recipe))
+        reduced = reduced_setting(samples, recipe, mine[-1].beside, distinguishing(table, recipe))
         if reduced is not None:
             used.add(reduced)
             metric = mine[-1].metric
@@ -174,20 +176,25 @@ def _gap(sample: Sample | None, metric: str, published: paper.Published | None) 
 
 
 def reduced_setting(samples: Samples, recipe: Recipe, beside: str, fixed: Iterable[str]) -> Recipe | None:
-    """The setting of most runs that asks what ``recipe`` asks, of fewer or smaller things: of its name or of
-    the one named ``beside``, and alike in the ``fixed`` fields."""
+    """The setting of most runs that asks what ``recipe`` asks, of fewer or smaller things."""
     fields = tuple(fixed)
     candidates = [
         setting
         for setting, of in samples.items()
-        if setting.name in (recipe.name, beside) and setting != setting_of(recipe)
-        and all(getattr(setting, name) == getattr(recipe, name) for name in fields)
+        if setting != setting_of(recipe)
+        and asks_the_same(setting, recipe, beside, fields)
         and any(sample.runs for sample in of.values())
-    ]  # fmt: skip
+    ]
     return max(candidates, key=lambda each: sum(len(s.runs) for s in samples[each].values()), default=None)
 
 
-def _distinguishing(table: paper.RunTable, recipe: Recipe) -> tuple[str, ...]:
+def asks_the_same(setting: Recipe, recipe: Recipe, beside: str, fixed: Iterable[str]) -> bool:
+    """Of its name or of the one named ``beside``, and alike in the ``fixed`` fields."""
+    is_named = setting.name in (recipe.name, beside)
+    return is_named and all(getattr(setting, name) == getattr(recipe, name) for name in fixed)
+
+
+def distinguishing(table: paper.RunTable, recipe: Recipe) -> tuple[str, ...]:
     """The fields that tell columns of one recipe apart, such as the ratio in Table 4; and normalisation."""
     alike = [other.identity() for other in table.recipes if other.name == recipe.name]
     return (*(name for name in recipe.identity() if len({other[name] for other in alike}) > 1), "norm")

@@ -93,12 +93,15 @@ def is_number(value: Any) -> bool:
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
     """Each run once, under one spelling of its activation."""
-    found: dict[tuple[Any, ...], Run] = {}
+    return [max(same, key=lambda run: len(run.history)) for same in by_identity(runs)]
+
+
+def by_identity(runs: Iterable[Run]) -> list[list[Run]]:
+    """Those that are the same run, under one spelling of its activation, in the order they were found."""
+    found: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         recipe = run.recipe.replace(activation=str(zoo.parse(run.recipe.activation)))
-        key = tuple(recipe.identity().items())
-        if key not in found or len(run.history) > len(found[key].history):
-            found[key] = dataclasses.replace(run, recipe=recipe)
+        found.setdefault(tuple(recipe.identity().items()), []).append(dataclasses.replace(run, recipe=recipe))
     return list(found.values())
 
 

@@ -1,6 +1,7 @@
 "use strict";
 
-/* What the charts share: colours that follow the theme, line styles, chips to choose by, and drawing. */
+/* What the charts share: colours that follow the theme, line styles, chips to choose by, drawing, the numbers
+   behind each as a file, and the whole screen for it. */
 
 const COLOURS = 7; // --line-0 to --line-6 of the style sheet
 const DASHES = [
@@ -41,10 +42,12 @@ const plotly = (async () => {
 
 const charts = new Map(); // element -> function that draws it, for when the theme changes
 
-/** Draw `make()`, {traces, layout, label}, into the element, now and whenever the theme changes. */
+/** Draw `make()`, {traces, layout, label}, into the element, now and whenever the theme changes.  Plotly would
+    make polygons of smooth lines, for it leaves out points that it takes for straight. */
 function draw(element, make) {
   charts.set(element, make);
   const { traces, layout, label } = make();
+  for (const trace of traces) if (trace.line) trace.line.simplify = false;
   if (label) element.setAttribute("aria-label", label);
   const axis = {
     gridcolor: colour("--grid"), zerolinecolor: colour("--axis"), linecolor: colour("--axis"),
@@ -66,6 +69,26 @@ function draw(element, make) {
     yaxis: { ...axis, ...layout.yaxis },
   };
   return plotly.then(({ react }) => react(element, traces, merged, { responsive: true, displayModeBar: false }));
+}
+
+/** Ticks at whole epochs alone. */
+function epochAxis(epochs) {
+  const rough = (epochs.at(-1) - epochs[0]) / 10;
+  const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
+  const dtick = [1, 2, 5, 10].map((size) => size * power).find((step) => step >= rough);
+  return { title: { text: "epoch" }, zeroline: false, tick0: 0, dtick, tickformat: "d" };
+}
+
+/** The area between two curves; where either has no number it ends. */
+function bandOf(x, low, high, fillcolor) {
+  const inside = x.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
+  const back = inside.slice().reverse();
+  return {
+    x: [...inside, ...back].map((i) => x[i]),
+    y: [...inside.map((i) => high[i]), ...back.map((i) => low[i])],
+    mode: "lines", fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip",
+    showlegend: false,
+  };
 }
 
 function redrawAll() {
@@ -92,4 +115,77 @@ function chip({ label, style: { variable, swatch }, isChecked }, changed) {
   text.textContent = label;
   element.append(input, picture, text);
   return element;
+}
+
+/* -- the numbers behind a figure, and the whole screen for it --------------------------------------- */
+
+/** A line for each row; what a spreadsheet would take for a formula is quoted. */
+function csvText(rows) {
+  const cell = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    const harmless = /^[=@\t\r]|^[+-](?![\d.])/.test(text) ? `'${text}` : text;
+    return /[",\n]/.test(harmless) ? `"${harmless.replaceAll('"', '""')}"` : harmless;
+  };
+  return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+}
+
+function download(name, rows) {
+  const link = document.createElement("a");
+  link.download = `${name.replace(/[^A-Za-z0-9.]+/g, "-")}.csv`;
+  link.href = URL.createObjectURL(new Blob([csvText(rows)], { type: "text/csv" }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href));
+}
+
+/** Of a chart: what is drawn, a point a line; of a range around it both ends. */
+function rowsOfCharts(elements) {
+  const rows = [["panel", "series", "x", "y", "low", "high"]];
+  for (const element of elements) {
+    for (const { name, x, y, low, high } of charts.get(element)?.().traces ?? []) {
+      if (name) x.forEach((each, i) => rows.push([element.getAttribute("aria-label"), name, each, y[i], low?.[i], high?.[i]]));
+    }
+  }
+  return rows;
+}
+
+/** Of a table: its texts, and the number that a cell stands for. */
+function rowsOfTable(table) {
+  const text = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
+  const lines = [...table.rows].filter((row) => !row.classList.contains("axis"));
+  const cells = (row) => [...row.cells].flatMap((cell) => {
+    const span = Array(cell.colSpan).fill(text(cell));
+    return row.parentElement === table.tBodies[0] ? [text(cell), cell.dataset.sort ?? ""] : span.flatMap((each) => [each, ""]);
+  });
+  return lines.map(cells);
+}
+
+function tool(label, title, press) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = label;
+  button.setAttribute("aria-label", `${label}: ${title}`);
+  button.addEventListener("click", press);
+  return button;
+}
+
+function addTools(place, tools) {
+  const line = document.createElement("p");
+  line.className = "tools";
+  line.append(...tools);
+  place.append(line);
+}
+
+/** Into the dialog and back to where it was, for a dialog keeps the focus and knows the escape key. */
+function enlarge(figure, dialog) {
+  const mark = document.createComment("");
+  figure.replaceWith(mark);
+  dialog.append(figure);
+  const redraw = () => figure.querySelectorAll(".chart").forEach((chart) => plotly.then(({ Plots }) => Plots.resize(chart)));
+  dialog.addEventListener("close", () => {
+    mark.replaceWith(figure);
+    redraw();
+    figure.querySelector(".tools button:last-child")?.focus();
+  }, { once: true });
+  dialog.showModal();
+  redraw();
 }

@@ -11,6 +11,11 @@ const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : syste
 
 function showTheme() {
   byId("theme").setAttribute("aria-pressed", String(isDark()));
+}
+
+function changeTheme() {
+  showTheme();
+  showKeys();
   redrawAll();
 }
 
@@ -21,21 +26,21 @@ byId("theme").addEventListener("click", () => {
   } catch {
     // not remembered
   }
-  showTheme();
+  changeTheme();
 });
-systemIsDark.addEventListener("change", showTheme);
+systemIsDark.addEventListener("change", changeTheme);
 
 // Paper is white.
 let themeOnScreen;
 addEventListener("beforeprint", () => {
   themeOnScreen = root.dataset.theme;
   root.dataset.theme = "light";
-  redrawAll();
+  changeTheme();
 });
 addEventListener("afterprint", () => {
   if (themeOnScreen) root.dataset.theme = themeOnScreen;
   else delete root.dataset.theme;
-  redrawAll();
+  changeTheme();
 });
 
 /* -- explorer --------------------------------------------------------------------------------------- */
@@ -49,11 +54,36 @@ const VIEWS = {
 };
 const REACH = 4; // of x, at first
 
-const explorer = {
-  view: "value",
-  sigma: 1,
-  shown: new Set(DATA.explorer.activations.filter((each) => each.is_shown).map((each) => each.name)),
-};
+const FIRST_SHOWN = DATA.explorer.activations.filter((each) => each.is_shown).map((each) => each.name);
+const explorer = { view: "value", sigma: 1, shown: new Set(FIRST_SHOWN) };
+
+/** What is seen is in the address, as #sigma=2&view=slope&show=iglu,relu, as far as it is not what comes first. */
+function addressOfExplorer() {
+  const shown = [...explorer.shown].join(",");
+  const parts = new URLSearchParams({ sigma: explorer.sigma, view: explorer.view });
+  if (shown !== FIRST_SHOWN.join(",")) parts.set("show", shown);
+  return `#${parts.toString().replaceAll("%2C", ",")}`;
+}
+
+function readAddress() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  if (Number(parts.get("sigma")) > 0) explorer.sigma = Number(parts.get("sigma"));
+  if (Object.hasOwn(VIEWS, parts.get("view") ?? "")) explorer.view = parts.get("view");
+  if (parts.has("show")) {
+    const known = DATA.explorer.activations.map((each) => each.name);
+    explorer.shown = new Set(parts.get("show").split(",").filter((name) => known.includes(name)));
+  }
+}
+
+/** After a control was used; a browser that keeps the address to itself keeps it. */
+function changeExplorer() {
+  try {
+    history.replaceState(null, "", addressOfExplorer());
+  } catch {
+    // the page works without
+  }
+  updateExplorer();
+}
 
 /** The common grid, and where u = sigma x is of order 1 as many points again, however narrow that is. */
 function gridFor(sigma) {
@@ -178,18 +208,19 @@ function setSigma(sigma) {
   const [least, most] = DATA.explorer.sigmas;
   explorer.sigma = Number(Math.min(Math.max(sigma, least), most).toPrecision(3));
   byId("sigma").setAttribute("aria-valuetext", String(explorer.sigma));
-  updateExplorer();
 }
 
 byId("sigma").addEventListener("input", () => {
   setSigma(10 ** byId("sigma").valueAsNumber);
   byId("sigma-number").value = explorer.sigma;
+  changeExplorer();
 });
 byId("sigma-number").addEventListener("input", () => {
   const typed = byId("sigma-number").valueAsNumber;
   if (!(typed > 0)) return;
   setSigma(typed);
   byId("sigma").value = Math.log10(explorer.sigma);
+  changeExplorer();
 });
 byId("sigma-number").addEventListener("change", () => {
   byId("sigma-number").value = explorer.sigma;
@@ -197,10 +228,10 @@ byId("sigma-number").addEventListener("change", () => {
 
 for (const [view, { label }] of Object.entries(VIEWS)) {
   const input = document.createElement("input");
-  Object.assign(input, { type: "radio", name: "view", value: view, checked: view === explorer.view });
+  Object.assign(input, { type: "radio", name: "view", value: view });
   input.addEventListener("change", () => {
     explorer.view = view;
-    updateExplorer();
+    changeExplorer();
   });
   const text = document.createElement("span");
   text.textContent = label;
@@ -209,14 +240,28 @@ for (const [view, { label }] of Object.entries(VIEWS)) {
   byId("views").append(element);
 }
 
-DATA.explorer.activations.forEach(({ name, label, curves }, index) => {
-  const element = chip({ label, style: lineStyle(index), isChecked: explorer.shown.has(name) }, (isChecked) => {
+const boxes = new Map(); // name -> its tick box
+DATA.explorer.activations.forEach(({ name, label, is_shown: isFirst, curves }, index) => {
+  const element = chip({ label, style: lineStyle(index), isChecked: false }, (isChecked) => {
     explorer.shown[isChecked ? "add" : "delete"](name);
-    updateExplorer();
+    changeExplorer();
   });
-  byId(curves ? "takes-none" : "takes-sigma").append(element);
+  boxes.set(name, element.querySelector("input"));
+  byId(isFirst || !curves ? "takes-sigma" : "takes-none").append(element);
 });
-setSigma(explorer.sigma);
+byId("more-count").textContent = byId("takes-none").querySelectorAll("input").length;
+
+/** As the address has it, also one that was typed or followed later. */
+function showAddress() {
+  readAddress();
+  setSigma(explorer.sigma);
+  byId("sigma-number").value = explorer.sigma;
+  byId("sigma").value = Math.log10(explorer.sigma);
+  for (const input of byId("views").querySelectorAll("input")) input.checked = input.value === explorer.view;
+  for (const [name, input] of boxes) input.checked = explorer.shown.has(name);
+  updateExplorer();
+}
+showAddress();
 
 /* -- curves over epochs ----------------------------------------------------------------------------- */
 
@@ -239,15 +284,18 @@ function stylesOfCurves() {
 const curveStyles = stylesOfCurves();
 const hiddenCurves = new Set();
 
-function bandOf({ epochs, low, high }, fillcolor) {
-  const inside = epochs.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
-  const back = inside.slice().reverse();
-  return {
-    x: [...inside, ...back].map((i) => epochs[i]),
-    y: [...inside.map((i) => high[i]), ...back.map((i) => low[i])],
-    mode: "lines", fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip",
-  };
+/** Around the curves once they have settled: where they begin says little, and hides all else. */
+function settledRange(curves) {
+  const settled = curves.flatMap(({ epochs, mean }) =>
+    mean.filter((value, i) => value !== null && epochs[i] > epochs.at(-1) / 2),
+  );
+  if (!settled.length) return undefined;
+  const [low, high] = [Math.min(...settled), Math.max(...settled)];
+  const margin = 0.35 * (high - low) || Math.abs(high) / 50 || 1;
+  return [low - margin, high + margin];
 }
+
+const metricLabel = (name) => DATA.metrics[name] ?? name;
 
 function curvesChart() {
   const [recipe, metric] = [byId("recipe").value, byId("metric").value];
@@ -256,11 +304,12 @@ function curvesChart() {
   );
   const bands = chosen
     .filter((curve) => curve.seeds > 1)
-    .map((curve) => bandOf(curve, colour(curveStyles.get(curve.label).variable, 0.1)));
+    .map(({ epochs, low, high, label }) => bandOf(epochs, low, high, colour(curveStyles.get(label).variable, 0.1)));
   const lines = chosen.map((curve) => {
     const { variable, dash } = curveStyles.get(curve.label);
     return {
-      x: curve.epochs, y: curve.mean, mode: curve.epochs.length > 1 ? "lines" : "markers",
+      x: curve.epochs, y: curve.mean, low: curve.low, high: curve.high,
+      mode: curve.epochs.length > 10 ? "lines" : "lines+markers",
       name: plain(`${curve.label}, ${curve.seeds} ${curve.seeds === 1 ? "seed" : "seeds"}`),
       hovertemplate: "%{y:.4~g}", line: { color: colour(variable), dash, width: 2.5 },
     };
@@ -269,10 +318,10 @@ function curvesChart() {
     traces: bands.concat(lines),
     layout: {
       uirevision: `${recipe} ${metric}`,
-      xaxis: { title: { text: "epoch" }, zeroline: false },
-      yaxis: { title: { text: plain(metric.replaceAll("_", " ")) }, zeroline: false },
+      xaxis: epochAxis(chosen.length ? chosen[0].epochs : [1]),
+      yaxis: { title: { text: plain(metricLabel(metric)) }, zeroline: false, range: settledRange(chosen) },
     },
-    label: `${metric} of ${recipe} by epoch: ${chosen.map((curve) => curve.label).join(", ")}`,
+    label: `${metricLabel(metric)} of ${recipe} by epoch: ${chosen.map((curve) => curve.label).join(", ")}`,
   };
 }
 
@@ -282,8 +331,9 @@ function chooseRecipe() {
   const ofRecipe = DATA.curves.filter((curve) => curve.recipe === byId("recipe").value);
   const metrics = [...new Set(ofRecipe.map((curve) => curve.metric))];
   const before = byId("metric").value;
-  byId("metric").replaceChildren(...metrics.map((name) => new Option(name.replaceAll("_", " "), name)));
-  if (metrics.includes(before)) byId("metric").value = before;
+  byId("metric").replaceChildren(...metrics.map((name) => new Option(metricLabel(name), name)));
+  const first = ["test_acc", "perplexity"].find((name) => metrics.includes(name));
+  byId("metric").value = metrics.includes(before) ? before : (first ?? metrics[0]);
   const chips = [...new Set(ofRecipe.map((curve) => curve.label))].map((label) =>
     chip(
       { label, style: curveStyles.get(label), isChecked: !hiddenCurves.has(label) },
@@ -303,6 +353,37 @@ if (DATA.curves.length) {
   chooseRecipe();
 }
 
+/* -- learned sigmas --------------------------------------------------------------------------------- */
+
+function sigmasChart() {
+  const whose = byId("learned").value;
+  const chosen = DATA.sigmas.filter((curve) => curve.whose === whose);
+  const styles = chosen.map((_, i) => lineStyle(i));
+  const bands = chosen.flatMap(({ epochs, low, high, seeds }, i) =>
+    seeds > 1 ? [bandOf(epochs, low, high, colour(styles[i].variable, 0.1))] : [],
+  );
+  const lines = chosen.map(({ metric: layer, epochs, mean, low, high }, i) => ({
+    x: epochs, y: mean, low, high, name: plain(layer), hovertemplate: "%{y:.4~g}",
+    mode: epochs.length > 1 ? "lines" : "markers",
+    line: { color: colour(styles[i].variable), dash: styles[i].dash, width: 2 },
+  }));
+  return {
+    traces: bands.concat(lines),
+    layout: {
+      uirevision: whose, showlegend: true, legend: { font: { size: 12 } },
+      xaxis: epochAxis(chosen[0].epochs),
+      yaxis: { title: { text: "σ" }, zeroline: false },
+    },
+    label: `Learned sigma of ${whose}, by epoch, a line a layer`,
+  };
+}
+
+if (DATA.sigmas.length) {
+  const update = () => draw(byId("sigmas-chart"), sigmasChart);
+  byId("learned").addEventListener("change", update);
+  update();
+}
+
 /* -- probes ----------------------------------------------------------------------------------------- */
 
 function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }, width) {
@@ -318,7 +399,7 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
         marker: { symbol: "diamond-open", size: 7 },
       },
       {
-        x: places, y: alpha, name: "α, 95%", mode: "markers", hovertemplate: "%{y:.3~g}",
+        x: places, y: alpha, low, high, name: "α, 95%", mode: "markers", hovertemplate: "%{y:.3~g}",
         marker: { color: colour("--line-0"), size: 9 },
         error_y: {
           type: "data", symmetric: false, array: reach(high, 1), arrayminus: reach(low, -1),
@@ -338,12 +419,38 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
   };
 }
 
-for (const details of document.querySelectorAll(".probe")) {
-  const element = details.querySelector(".chart");
-  const show = () => {
-    if (!element || !details.open) return;
-    draw(element, () => probeChart(DATA.probes[details.dataset.probe], element.clientWidth));
+function hillChart({ name, hill }, layer) {
+  const curve = hill[layer];
+  const { k, xi, xi_low: low, xi_high: high, gaussian_xi: gaussian } = curve;
+  const bands = [bandOf(k, low, high, colour("--line-0", 0.18))];
+  if (curve.gaussian_low) bands.push(bandOf(k, curve.gaussian_low, curve.gaussian_high, colour("--line-2", 0.18)));
+  const line = (y, label, variable, dash, ends) => ({
+    x: k, y, ...ends, name: label, mode: "lines", hovertemplate: "%{y:.3~g}",
+    line: { color: colour(variable), dash, width: 2.5 },
+  });
+  return {
+    traces: bands.concat([
+      line(gaussian, "a Gaussian’s, 95%", "--line-2", "dash", { low: curve.gaussian_low, high: curve.gaussian_high }),
+      line(xi, "Hill’s ξ, 95% if independent", "--line-0", "solid", { low, high }),
+    ]),
+    layout: {
+      xaxis: { title: { text: "k, the number of values" }, type: "log", exponentformat: "power", dtick: 1 },
+      yaxis: { title: { text: "ξ = 1/α" }, rangemode: "tozero" },
+      showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    },
+    label: `Hill plot of ${layer} of ${name}: xi against k, beside a Gaussian's`,
   };
+}
+
+for (const details of document.querySelectorAll(".probe")) {
+  const probe = DATA.probes[details.dataset.probe];
+  const [depth, hill, layer] = [".depth", ".hill", ".layer"].map((each) => details.querySelector(each));
+  const show = () => {
+    if (!details.open) return;
+    if (depth) draw(depth, () => probeChart(probe, depth.clientWidth));
+    if (hill) draw(hill, () => hillChart(probe, layer.value));
+  };
+  layer?.addEventListener("change", show);
   details.addEventListener("toggle", show); // a closed one has no width to draw in
   show();
 }
@@ -376,26 +483,106 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-/* -- figures and remarks ---------------------------------------------------------------------------- */
+/* -- figures ---------------------------------------------------------------------------------------- */
 
-for (const image of document.querySelectorAll("figure img")) {
-  // several panels side by side need the whole width to be read
-  const place = () => {
-    const isWide = image.naturalWidth > 2.2 * image.naturalHeight;
-    image.closest("figure").classList.toggle("wide", isWide);
-  };
-  if (image.complete) place();
-  else image.addEventListener("load", place);
+const MATPLOTLIB_DASHES = { "-": 0, "--": 1, ":": 2, "-.": 3 };
+const SYMBOLS = { "o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "P": "cross", "X": "x", "*": "star", ".": "circle", "x": "x-thin-open" };
+
+/** A colour that was chosen for white paper, against the page: lighter in the dark, and never black. */
+function onPage(hex) {
+  const named = { black: "#000000" }[hex] ?? hex;
+  const channels = [1, 3, 5].map((start) => parseInt(named.slice(start, start + 2), 16));
+  const light = (0.3 * channels[0] + 0.59 * channels[1] + 0.11 * channels[2]) / 255;
+  const share = isDark() ? Math.max(0, 0.75 - light) : Math.max(0, light - 0.75);
+  return `rgb(${channels.map((value) => Math.round(value + share * ((isDark() ? 255 : 0) - value))).join(",")})`;
 }
 
-// A remark may lie in a closed list.
-addEventListener("hashchange", () => {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  const closed = target?.closest("details:not([open])");
-  if (closed) {
-    closed.open = true;
-    target.scrollIntoView();
+function panelChart({ title, labels, scales, limits, series }, name) {
+  const axis = (i) => {
+    const isLog = scales[i] === "log";
+    const range = isLog ? limits[i].map(Math.log10) : limits[i];
+    const decades = Math.ceil((range[1] - range[0]) / 6);
+    return {
+      title: { text: plain(labels[i]) }, type: scales[i], range, zeroline: false,
+      ...(isLog ? { exponentformat: "power", dtick: Math.max(1, decades) } : {}),
+    };
+  };
+  return {
+    traces: series.map(({ label, x, y, colour: hex, dash, marker }) => ({
+      x, y, name: plain(label), hovertemplate: "%{y:.3~g}",
+      mode: dash === "None" ? "markers" : marker ? "lines+markers" : "lines",
+      line: { color: onPage(hex), width: 2, dash: DASHES[MATPLOTLIB_DASHES[dash] ?? 0][0] },
+      marker: { color: onPage(hex), size: marker === "." ? 3 : 5, symbol: SYMBOLS[marker] ?? "circle", line: { width: 1, color: onPage(hex) } },
+    })),
+    layout: {
+      title: { text: plain(title), font: { size: 13 }, y: 0.98, yanchor: "top" },
+      margin: { l: 48, r: 8, t: 28, b: 44 }, hovermode: "closest", xaxis: axis(0), yaxis: axis(1),
+    },
+    label: `${name}: ${title || labels[0]}`,
+  };
+}
+
+/** The lines of all panels, each once. */
+function keyOf(panels) {
+  const known = new Map(panels.flatMap(({ series }) => series).filter(({ label }) => label).map((each) => [each.label, each]));
+  return [...known.values()].map(({ label, colour: hex, dash, marker }) => {
+    const item = document.createElement("li");
+    const swatch = document.createElement("span");
+    const isLine = dash !== "None";
+    swatch.className = isLine ? "swatch" : "dot";
+    swatch.style.color = onPage(hex);
+    if (isLine) swatch.style.borderTopStyle = { "--": "dashed", ":": "dotted", "-.": "dashed" }[dash] ?? "solid";
+    else swatch.textContent = marker === "x" ? "×" : "•";
+    item.append(swatch, label);
+    return item;
+  });
+}
+
+const redrawn = [...document.querySelectorAll("figure[data-figure]")];
+function showKeys() {
+  for (const figure of redrawn) {
+    figure.querySelector(".key").replaceChildren(...keyOf(DATA.figures[figure.dataset.figure].panels));
   }
+}
+for (const figure of redrawn) {
+  const { title, panels } = DATA.figures[figure.dataset.figure];
+  figure.querySelectorAll(".chart").forEach((element, i) => draw(element, () => panelChart(panels[i], title)));
+}
+showKeys();
+
+const dialog = byId("enlarged");
+byId("shrink").addEventListener("click", () => dialog.close());
+
+for (const figure of document.querySelectorAll("figure.drawing")) {
+  const { name } = figure.dataset;
+  const data = () => download(name, rowsOfCharts(figure.querySelectorAll(".chart")));
+  addTools(figure, [tool("Data (CSV)", name, data), tool("Enlarge", name, () => enlarge(figure, dialog))]);
+}
+for (const holder of document.querySelectorAll(".scroll, table.forest")) {
+  const { name } = holder.dataset;
+  const table = holder.querySelector("table") ?? holder;
+  const line = document.createElement("div");
+  holder.after(line);
+  addTools(line, [tool("Data (CSV)", name, () => download(name, rowsOfTable(table)))]);
+}
+
+/* -- addresses -------------------------------------------------------------------------------------- */
+
+/** What an address names may lie in something closed. */
+function openTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  let closed = target?.closest("details:not([open])");
+  while (closed) {
+    closed.open = true;
+    closed = closed.parentElement.closest("details:not([open])");
+  }
+  target?.scrollIntoView();
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash.includes("=")) showAddress();
+  else openTarget();
 });
+if (location.hash && !location.hash.includes("=")) openTarget();
 
 showTheme();

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iglu.lab.report.content import Curve, Figure
+from iglu.lab.report.figures.drawing import panels
 from iglu.lab.report.figures.functions import function_figures
 from iglu.lab.report.figures.measured import measured_figures
 from iglu.lab.report.gather import Gathered
@@ -17,6 +18,9 @@ def draw_figures(found: Gathered, curves: Sequence[Curve], folder: Path) -> tupl
     figures = []
     with pictures():
         for drawing in (*function_figures(), *measured_figures(found, curves)):
-            path = save(drawing.draw(), folder, drawing.key)
-            figures.append(Figure(drawing.key, drawing.title, drawing.alt, (path, path.with_suffix(".svg"))))
+            drawn = drawing.draw()
+            path = save(drawn, folder, drawing.key)
+            again = panels(drawn) if drawing.is_redrawn else ()
+            paths = (path, path.with_suffix(".svg"))
+            figures.append(Figure(drawing.key, drawing.title, drawing.alt, paths, again))
     return tuple(figures)

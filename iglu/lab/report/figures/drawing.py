@@ -1,9 +1,15 @@
-"""A picture before it is drawn."""
+"""A picture before it is drawn, and what of it can be drawn again elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from iglu.lab.report.content import Panel, Series
+
+_FINE = 300  # dots an inch: points that no dot tells apart are left out of a panel
+_DIGITS = 5
 
 
 class Drawing(NamedTuple):
@@ -13,3 +19,77 @@ class Drawing(NamedTuple):
     title: str
     alt: str
     draw: Callable[[], Any]
+    is_redrawn: bool = False  # on the page, from its panels
+
+
+def panels(figure: Any) -> tuple[Panel, ...]:
+    """The lines of every pair of axes, in numbers."""
+    figure.set_dpi(_FINE)
+    figure.canvas.draw()  # lays the axes out
+    return tuple(
+        Panel(
+            _plain(axis.get_title()),
+            (_plain(axis.get_xlabel()), _plain(axis.get_ylabel())),
+            (axis.get_xscale(), axis.get_yscale()),
+            (_limits(axis.get_xlim()), _limits(axis.get_ylim())),
+            tuple(_series(axis, each) for each in axis.lines),
+        )
+        for axis in figure.axes
+    )
+
+
+def _series(axis: Any, line: Any) -> Series:
+    label = str(line.get_label())
+    marker = "" if line.get_marker() == "None" else str(line.get_marker())
+    x, y = (
+        _across(axis, line) if line.get_transform() != axis.transData else _points(axis, line, bool(marker))
+    )
+    return Series(
+        "" if label.startswith("_") else _plain(label), tuple(map(_rounded, x)), tuple(map(_rounded, y)),
+        str(line.get_color()), line.get_linestyle(), marker,
+    )  # fmt: skip
+
+
+def _across(axis: Any, line: Any) -> tuple[Iterable[float], Iterable[float]]:
+    """From one side of the axes to the other."""
+    return axis.get_xlim(), line.get_ydata()
+
+
+def _points(axis: Any, line: Any, is_marked: bool) -> tuple[Iterable[float], Iterable[float]]:
+    """Those that lie on the axes, and of a line without marks as many as it takes to draw it."""
+    from matplotlib.path import Path
+
+    def is_on(value: float, scale: str) -> bool:
+        return math.isfinite(value) and (value > 0 or scale != "log")
+
+    scales = axis.get_xscale(), axis.get_yscale()
+    points: Any = [point for point in line.get_xydata().tolist() if all(map(is_on, point, scales))]
+    if not is_marked and len(points) > 2:
+        # On the paper, for a logarithm is no part of a path's own transform.
+        path: Any = Path(axis.transData.transform(points)).cleaned(simplify=True)
+        points = axis.transData.inverted().transform(path.vertices[path.codes != Path.STOP]).tolist()
+    x, y = zip(*points, strict=True) if points else ((), ())
+    return x, y
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _limits(ends: Iterable[float]) -> tuple[float, float]:
+    low, high = map(float, ends)
+    return low, high
+
+
+_SIGNS = {"$": "", r"\sigma": "σ", r"\pi": "π", "^3": "³", r"_{\mathrm{approx}}": "_approx"}  # noqa: RUF001
+
+
+def _plain(text: str) -> str:
+    """What matplotlib sets as mathematics, in letters.
+
+    >>> _plain(r"$2/(3\\pi|x|^3)$")
+    '2/(3π|x|³)'
+    """
+    for sign, letter in _SIGNS.items():
+        text = text.replace(sign, letter)
+    return text

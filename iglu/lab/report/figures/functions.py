@@ -28,6 +28,7 @@ def function_figures() -> Iterator[Drawing]:
         "to -1/pi. Right: x Phi(a x) for a from 0, a straight line of slope one half, to 10, close to ReLU; "
         "the argument of its cubic term is (a x), not a x alone as in the paper's picture.",
         _figure1,
+        is_redrawn=True,
     )
     yield Drawing(
         "figure2",
@@ -35,6 +36,7 @@ def function_figures() -> Iterator[Drawing]:
         "IGLU from x = -5 to 5 for sigma = 0, 0.1, 0.5, 1, 5 and 10: from the straight line x/2 to a curve "
         "close to ReLU, the sharper the greater sigma.",
         _figure2,
+        is_redrawn=True,
     )
     largest, _, _ = gate_error()
     yield Drawing(
@@ -43,6 +45,7 @@ def function_figures() -> Iterator[Drawing]:
         "The difference for sigma = 0.1, 1 and 10 from x = -30 to 30: one curve at three widths, odd in x, "
         f"never beyond ± {largest:.4f}.",
         _figure3,
+        is_redrawn=True,
     )
     yield Drawing(
         "tails",
@@ -52,6 +55,7 @@ def function_figures() -> Iterator[Drawing]:
         "format; the direct formula leaves it, with crosses where its sign is wrong; GELU's gradient drops "
         "to 0 before |x| = 15.",
         _tails,
+        is_redrawn=True,
     )
 
 

@@ -63,6 +63,7 @@ def _speeds(found: Gathered) -> Iterator[Drawing]:
             f"IGLU-Approx of this library, their direct formulas, ReLU, GELU and SiLU; {dtype}, {device}, "
             f"{threads} {'thread' if threads == 1 else 'threads'}.",
             functools.partial(draw_sizes, rows),
+            is_redrawn=True,
         )
 
 

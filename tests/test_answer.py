@@ -1,0 +1,206 @@
+"""Where IGLU was better: held against scipy's paired t-test and a correction by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tyro", reason="the lab")
+
+from scipy.stats import ttest_rel
+
+from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.report.answer import all_tasks, answer_table, beside, headlines
+from iglu.lab.report.content import Difference, Task
+from iglu.lab.report.curves import curves, learned_sigmas
+from iglu.lab.report.gather import gather
+from iglu.lab.report.replication import repeated, replication_table
+from iglu.lab.results.comparison import samples
+from iglu.lab.results.statistics import Estimate
+from iglu.lab.runs.folder import Run
+from iglu.lab.runs.record import record
+
+LT = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", epochs=2, threads=1)
+GRID = """
+recipes = ["resnet20-cifar10-lt"]
+activations = ["relu", "gelu", "iglu:0.5", "iglu:5"]
+seeds = 4
+model = "resnet8"
+ratio = [100.0, 200.0]
+epochs = 2
+threads = 1
+[plan]
+metric = "test_acc"
+reference = "relu"
+"""
+ACCURACIES = {
+    ("relu", 100.0): (50.0, 51.0, 52.0, 53.0),
+    ("gelu", 100.0): (51.0, 51.5, 53.5, 53.6),
+    ("iglu:0.5", 100.0): (52.0, 53.1, 54.2, 54.9),
+    ("iglu:5", 100.0): (50.5, 50.0, 53.0, 52.0),
+    ("relu", 200.0): (40.0, 41.0, 42.0, 43.0),
+    ("gelu", 200.0): (40.1, 41.2, 42.2, 43.2),
+    ("iglu:0.5", 200.0): (38.0, 39.2, 39.9, 41.1),
+    ("iglu:5", 200.0): (40.4, 41.9, 42.4, 43.9),
+}
+
+
+def run_of(recipe: Recipe, rows: dict[str, Any], status: str = "finished", date: str = "today") -> Run:
+    history = tuple({"epoch": epoch, "train_loss": 1.0, **rows} for epoch in range(1, recipe.epochs + 1))
+    return Run(Path("nowhere"), recipe, status, history, "", {"date": date, "cpu": date})
+
+
+def grid_runs(status: str = "finished") -> list[Run]:
+    return [
+        run_of(
+            LT.replace(activation=name, ratio=ratio, seed=seed), {"test_loss": 1.0, "test_acc": value},
+            status if (name, seed) == ("iglu:0.5", 3) else "finished",
+        )
+        for (name, ratio), values in ACCURACIES.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def planned(folder: Path, runs: list[Run]) -> tuple[Task, ...]:
+    record(runs, folder / "mine.jsonl")
+    (folder / "mine.toml").write_text(GRID)
+    return all_tasks(gather([folder]))
+
+
+def test_chances_are_of_the_paired_t_test_raised_by_holm_over_the_whole_grid(tmp_path: Path) -> None:
+    tasks = planned(tmp_path, grid_runs())
+    assert [task.grid for task in tasks] == ["mine", "mine"]
+    own = {
+        (name, ratio): float(ttest_rel(values, ACCURACIES["relu", ratio]).pvalue)
+        for (name, ratio), values in ACCURACIES.items()
+        if name != "relu"
+    }
+    least, raised = 0.0, {}
+    for place, key in enumerate(sorted(own, key=own.__getitem__)):
+        least = max(least, min(1.0, (6 - place) * own[key]))
+        raised[key] = least
+    found = {
+        (one.activation, ratio): one.chance
+        for task, ratio in zip(tasks, (100.0, 200.0), strict=True)
+        for one in task.differences
+    }
+    assert found == pytest.approx(raised, rel=1e-9)
+
+
+def test_the_answer_names_where_it_was_better_where_worse_and_by_how_much(tmp_path: Path) -> None:
+    tasks = planned(tmp_path, grid_runs())
+    standing = {
+        (task.title[:30], one.activation): one.standing for task in tasks for one in beside(task, "relu")
+    }
+    assert list(standing.values()) == ["better", "not told apart", "worse", "not told apart"]
+    assert headlines(tasks)[0] == "Some IGLU was better than ReLU in 1 of 2 tasks, and some was worse in 1."
+    first = answer_table(tasks).rows[0]
+    assert first[0].text.startswith("resnet8 on cifar10 at 100:1")
+    assert first[1].text == "ReLU"
+    assert first[2].text == "IGLU (sigma = 0.5) +2.05 ± 0.21"
+    assert first[3].text == ""
+
+
+def test_where_nothing_is_better_that_is_what_it_says() -> None:
+    open_one = Difference("iglu", "relu", "test_acc", Estimate(1.0, -1.0, 3.0, 3, 1.0), 0.3)
+    task = Task("task1", "a task", "test_acc", "relu", "", (open_one,))
+    assert headlines([task]) == [
+        "IGLU was nowhere better than ReLU (of the one task), and nowhere worse.",
+        "Beside GELU nothing was run.",
+    ]
+    assert headlines([]) == ["Nothing was run in which IGLU stands beside ReLU or GELU."]
+
+
+def test_an_activation_with_a_diverged_seed_is_not_better_but_may_be_worse(tmp_path: Path) -> None:
+    tasks = planned(tmp_path, grid_runs("diverged"))
+    found = {
+        task.title: next(one for one in task.differences if one.activation == "iglu:0.5") for task in tasks
+    }
+    assert [one.diverged for one in found.values()] == [1, 1]
+    better, worse = found.values()
+    assert better.gain.value > 0
+    assert better.standing == "not told apart"
+    sure = Difference("iglu", "relu", "perplexity", Estimate(2.0, 1.0, 3.0, 3, 0.1), 0.001, diverged=1)
+    assert sure.standing == "worse"
+    assert worse.gain.value < 0
+
+
+def test_the_papers_own_difference_is_of_the_column_that_asks_the_same(tmp_path: Path) -> None:
+    """Table 4 at 100:1 and 200:1 (printed as 500:1): accuracy of IGLU at 0.5 minus ReLU's."""
+    tasks = planned(tmp_path, grid_runs())
+    found = [
+        next(one.published for one in task.differences if one.activation == "iglu:0.5") for task in tasks
+    ]
+    assert found == pytest.approx([1.44, 2.28])
+
+
+def test_of_a_grid_that_was_stopped_only_the_seeds_that_all_have_count(tmp_path: Path) -> None:
+    runs = [run for run in grid_runs() if run.recipe.seed < 2 or run.recipe.activation == "relu"]
+    tasks = planned(tmp_path, runs)
+    assert {one.found.size for task in tasks for one in task.differences} == {2}
+
+
+# -- the same runs again -------------------------------------------------------------------------------
+
+
+def test_a_run_made_again_is_a_repeat_and_a_copy_is_none() -> None:
+    first = [run_of(LT.replace(seed=seed), {"test_acc": 50.0 + seed}) for seed in range(3)]
+    copy = run_of(LT.replace(seed=0), {"test_acc": 50.0})
+    again = [
+        run_of(LT.replace(seed=seed), {"test_acc": 50.0 + seed + move}, date="tomorrow")
+        for seed, move in enumerate((0.0, 0.4, -1.0))
+    ]
+    found = repeated([*first, copy, *again])
+    assert [each.difference for each in found] == pytest.approx([0.0, 0.4, -1.0])
+    cells = {header[1]: cell for header, cell in zip(*_line(found), strict=True)}
+    assert cells["runs"].number == 3
+    assert cells["the same to the last digit"].number == 1
+    assert cells["mean"].number == pytest.approx(-0.2)
+    assert cells["standard deviation"].number == pytest.approx(math.sqrt((0.04 + 0.36 + 0.64) / 2))
+    assert cells["largest"].number == pytest.approx(-1.0)
+    assert cells["standard deviation between seeds"].number == pytest.approx(1.0)
+
+
+def _line(found: Any) -> tuple[Any, Any]:
+    table = replication_table(found)
+    return table.headers, table.rows[0]
+
+
+def test_repeats_are_told_in_the_sources_and_count_once(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        record([run_of(LT, {"test_acc": 50.0}, date=name)], tmp_path / f"{name}.jsonl")
+    found = gather([tmp_path])
+    assert len(found.runs) == 1
+    assert any(line.startswith("1 runs were made again") for line in found.sources)
+    assert not any("more than once" in line for line in found.sources)
+
+
+# -- over epochs ---------------------------------------------------------------------------------------
+
+
+def test_a_learned_sigma_is_a_curve_a_layer_and_channels_are_averaged() -> None:
+    runs = [
+        run_of(
+            LT.replace(activation="iglu:learnable=5", seed=seed),
+            {"test_acc": 1.0, "sigmas": {"act1": [1.0 + seed, 3.0 + seed], "act2": [4.0]}},
+        )
+        for seed in range(2)
+    ]
+    found = {curve.metric: curve for curve in learned_sigmas(samples(runs))}
+    assert found["act1"].mean == (2.5, 2.5)
+    assert found["act2"].mean == (4.0, 4.0)
+    assert found["act1"].epochs == (1.0, 2.0)
+    assert found["act1"].seeds == 2
+
+
+def test_no_band_of_an_accuracy_passes_100_and_none_of_a_loss_0() -> None:
+    runs = [
+        run_of(LT.replace(seed=seed), {"test_acc": 99.0 + seed, "test_loss": 0.1 + seed}) for seed in range(2)
+    ]
+    found = {curve.metric: curve for curve in curves(samples(runs))}
+    assert max(found["test_acc"].high) == 100.0
+    assert min(found["test_acc"].low) < 99.0
+    assert min(found["test_loss"].low) == 0.0

@@ -35,7 +35,7 @@ from iglu.lab.training.checkpoint import checkpoints, load_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.processes import share_batch_norm
 from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
-from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate
+from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
 from iglu.lab.training.tasks import ImageTask, load_model, load_task
 
 from truth import needs_compiler
@@ -281,9 +281,9 @@ def test_warm_up_and_decay_are_those_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     recipe = RECIPES["gpt2-wikitext103"].replace(epochs=3, lr=0.5)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.05 * 3 * 40), 3 * 40)
-    for step in range(120):
-        assert learning_rate(recipe, step // 40, step, 40) == pytest.approx(schedule.get_last_lr()[0])
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.05 * 3 * 45), 3 * 45)
+    for step in range(135):
+        assert learning_rate(recipe, step // 45, step, 45) == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
 
@@ -292,6 +292,30 @@ def test_cosine_is_stepped_once_an_epoch() -> None:
     recipe = RECIPES["resnet20-cifar10"]
     assert learning_rate(recipe, 0, 390, 391) == 1e-3
     assert learning_rate(recipe, 100, 39100, 391) == pytest.approx(5e-4)
+
+
+def test_an_epoch_goes_once_through_the_data_unless_it_is_to_end_before() -> None:
+    recipe = IMAGES.replace(epoch_steps=None, batch=16)
+    assert [steps_an_epoch(recipe, samples) for samples in (15, 16, 17, 416, 417)] == [1, 1, 2, 26, 27]
+    assert [steps_an_epoch(recipe.replace(epoch_steps=2), samples) for samples in (16, 417)] == [1, 2]
+
+
+class _Seeds(Observer):
+    def __init__(self) -> None:
+        self.all: list[int] = []
+
+    def stepped(self, training: Training) -> bool:
+        self.all.append(torch.initial_seed())
+        return False
+
+
+def test_dropout_is_drawn_anew_at_each_step_and_for_each_seed(tmp_path: Path) -> None:
+    seen = []
+    for seed in (0, 1):
+        seeds = _Seeds()
+        fit(IMAGES.replace(seed=seed), out=tmp_path, observers=[seeds])
+        seen += seeds.all
+    assert len(set(seen)) == len(seen) == 16
 
 
 @pytest.mark.parametrize("count", [7, 8, 128])

@@ -75,6 +75,10 @@ def test_the_bounds_are_tight_up_to_rounding(dtype, approximate):
     for x in (low, high):
         true = truth.TRUTH[approximate, "value"](truth.extended(x), 0.7)
         assert (np.abs(truth.extended(found.above(x)) - true) <= 60 * eps * reach).all()
+    # and its slope is one that f has between them, however short it is
+    slopes = [truth.TRUTH[approximate, "slope"](truth.extended(x), 0.7) for x in (low, high)]
+    assert (truth.extended(found.above.slope) >= slopes[0] * (1 - 20 * eps)).all()
+    assert (truth.extended(found.above.slope) <= slopes[1] * (1 + 20 * eps)).all()
     middle = (low.double() + high.double()) / 2
     true = truth.TRUTH[approximate, "value"](truth.extended(middle), 0.7)
     below = truth.extended(found.below.slope) * truth.extended(middle) + truth.extended(found.below.intercept)

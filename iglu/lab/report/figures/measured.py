@@ -13,15 +13,15 @@ from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
 from iglu.lab.bench.sittings import Timing
 from iglu.lab.report.content import Curve
-from iglu.lab.report.curves import CURVED
+from iglu.lab.report.curves import CURVED, bounds
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered
 from iglu.lab.results.comparison import METRIC_LABELS, Sample, setting_label
-from iglu.lab.results.style import BLACK, BLUE, OTHER, line
+from iglu.lab.results.style import BLACK, BLUE, line
 
 _MOST_LINES = 12  # of curves in one picture
 _MOST_OF_A_KIND = 6
-_PANELS = 8  # Hill plots of so many layers, spread over the depth
+_PANELS = 6  # Hill plots of so many layers, spread over the depth
 _SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
 
@@ -133,7 +133,7 @@ def _all_shots(found: Gathered) -> Iterator[Drawing]:
             yield Drawing(
                 _key(f"shots-{setting_label(setting)}"),
                 f"Accuracy by the size of a class: {setting_label(setting)}",
-                "Test accuracy on classes with many, medium and few training images, a bar an activation, "
+                "Test accuracy on classes with many, medium and few training images, a line an activation, "
                 "with 95% t-intervals over seeds.",
                 functools.partial(_draw_shots, dict(list(chosen.items())[:_MOST_LINES])),
             )
@@ -148,12 +148,12 @@ def _draw_shots(chosen: dict[str, Sample]) -> Any:
             found = sample.estimate(name)
             if found is None:
                 continue
-            axis.barh(place, found.value, height=0.7, color=line(activation)["color"])
+            axis.plot(found.value, place, "o", color=line(activation)["color"])
             if found.has_interval:
-                # Vermilion and black bars need a whisker that shows on both.
-                for colour, width in (("white", 3.4), (OTHER if activation == "relu" else BLACK, 1.2)):
-                    axis.plot([found.low, found.high], [place, place], color=colour, linewidth=width)
-        axis.set(xlabel=METRIC_LABELS[name], xlim=(0, 103))
+                low, high = bounds(name)
+                ends = [max(found.low, low), min(found.high, high)]
+                axis.plot(ends, [place, place], color=line(activation)["color"], linewidth=1.5)
+        axis.set(xlabel=METRIC_LABELS[name])
         axis.grid(axis="y", visible=False)
         axis.tick_params(axis="y", length=0)
     axes[0].set_yticks(range(len(chosen)), [zoo.parse(name).label for name in chosen])
@@ -186,10 +186,10 @@ def _draw_hills(hills: dict[str, dict[str, list[float]]]) -> Any:
     if len(names) > _PANELS:
         names = [names[round(i * (len(names) - 1) / (_PANELS - 1))] for i in range(_PANELS)]
     highest = max(0.25, 1.15 * max(value for name in names for value in hills[name]["xi"]))
-    columns = min(4, len(names))
+    columns = min(3, len(names))
     lines = math.ceil(len(names) / columns)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(2.4 * columns, 0.6 + 2.0 * lines), squeeze=False, sharey=True
+        lines, columns, figsize=(3.0 * columns, 0.6 + 2.4 * lines), squeeze=False, sharey=True
     )
     for axis in axes.flat[len(names) :]:
         axis.set_axis_off()
@@ -200,8 +200,8 @@ def _draw_hills(hills: dict[str, dict[str, list[float]]]) -> Any:
         axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
         axis.set_xscale("log")
         axis.set_ylim(0, highest)
-        axis.set_title(name, fontsize=8)
-        axis.tick_params(labelsize=7)
+        axis.set_title(name, fontsize=9)
+        axis.tick_params(labelsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("k", fontsize=8)
     handles, labels = axes.flat[0].get_legend_handles_labels()

@@ -437,6 +437,16 @@ def test_in_place_on_a_view_of_what_is_recorded_reaches_its_base(backend, approx
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("approximate", FAMILIES)
+def test_without_recording_a_leaf_may_be_overwritten(backend, approximate):
+    leaf = torch.randn(5, requires_grad=True)
+    expected = iglu.iglu(leaf.detach(), 0.7, approximate=approximate)
+    with iglu.backend(backend), torch.no_grad():
+        assert iglu.iglu(leaf, 0.7, approximate=approximate, inplace=True) is leaf
+    torch.testing.assert_close(leaf.detach(), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("approximate", FAMILIES)
 def test_in_place_where_only_sigma_is_recorded(backend, approximate):
     sigma = torch.tensor(0.7, requires_grad=True)
     x = torch.randn(6)

@@ -332,6 +332,8 @@ class Special(nn.Module):
             x = self.norm(x)
         if self.kind == "added":
             x = x + 1
+        if self.kind == "added in place":
+            x += 1
         x = self.last(x)
         return self.last(x) if self.kind == "shared" else x
 
@@ -341,6 +343,7 @@ class Special(nn.Module):
     [
         ("norm", "act", "no linear layer behind it"),
         ("added", "act", "no linear layer behind it"),
+        ("added in place", "act", "no linear layer behind it"),
         ("tied", "last", "its weight is tied, 2 places hold it"),
         ("parametrized", "last", "its weight is computed, not held: parametrized or packed"),
         ("quantised", "last", "its weight is quantised, torch.int8"),

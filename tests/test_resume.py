@@ -453,6 +453,13 @@ def test_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [10, 3]
 
 
+def test_of_two_checkpoints_after_the_same_step_the_later_is_kept(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 3, {"epoch": 0})
+    for epoch in range(10):  # as digests come, half of them before and half behind
+        save_checkpoint(tmp_path, 4, {"epoch": epoch})
+        assert [load_checkpoint(path)["epoch"] for path in checkpoints(tmp_path)] == [epoch, 0]
+
+
 class _Bomb:
     def __init__(self, path: Path) -> None:
         self.path = path

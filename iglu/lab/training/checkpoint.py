@@ -31,9 +31,13 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     rest = json.dumps(_take_out(state, tensors))
     content = safetensors.torch.save(tensors, {"rest": rest})
     digest = hashlib.sha256(content).hexdigest()[:12]
-    with write_atomically(folder / f"checkpoint-{step:08d}-{digest}.safetensors") as file:
+    path = folder / f"checkpoint-{step:08d}-{digest}.safetensors"
+    with write_atomically(path) as file:
         file.write(content)
-    for old in checkpoints(folder)[KEPT:]:
+    # One of the same step is of before an evaluation that this one knows.
+    others = [old for old in checkpoints(folder) if old != path]
+    same = [old for old in others if old.name.startswith(f"checkpoint-{step:08d}-")]
+    for old in (*same, *[old for old in others if old not in same][KEPT - 1 :]):
         old.unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ from iglu.lab.report.content import Difference, Task
 from iglu.lab.report.curves import curves, learned_sigmas
 from iglu.lab.report.gather import gather
 from iglu.lab.report.replication import repeated, replication_table
+from iglu.lab.report.tables import all_tables
 from iglu.lab.results.comparison import samples
 from iglu.lab.results.statistics import Estimate
 from iglu.lab.runs.folder import Run
@@ -88,6 +89,14 @@ def test_chances_are_of_the_paired_t_test_raised_by_holm_over_the_whole_grid(tmp
         for one in task.differences
     }
     assert found == pytest.approx(raised, rel=1e-9)
+
+
+def test_the_tables_of_a_grid_and_the_answer_agree_on_what_is_shown(tmp_path: Path) -> None:
+    tasks = planned(tmp_path, grid_runs())
+    tables = [each for each in all_tables(gather([tmp_path])) if each.key.startswith("grid-mine")]
+    for task, table in zip(tasks, tables, strict=True):
+        chances = [row[3].number for row in table.rows if row[3].number is not None]
+        assert chances == pytest.approx([one.chance for one in task.differences])
 
 
 def test_the_answer_names_where_it_was_better_where_worse_and_by_how_much(tmp_path: Path) -> None:

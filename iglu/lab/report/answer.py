@@ -100,12 +100,9 @@ def _differences(each: _Setting, reference: str, metric: str) -> list[Difference
 def _raise(differences: dict[Recipe, list[Difference]]) -> None:
     """By Holm over all of them; one seed has no p-value and is no comparison."""
     places = [(setting, place) for setting, of in differences.items() for place in range(len(of))]
-    chances = {
-        str(number): p_value(differences[setting][place].found)
-        for number, (setting, place) in enumerate(places)
-    }
-    for number, chance in holm({key: each for key, each in chances.items() if not math.isnan(each)}).items():
-        setting, place = places[int(number)]
+    chances = {(setting, place): p_value(differences[setting][place].found) for setting, place in places}
+    known = {key: each for key, each in chances.items() if not math.isnan(each)}
+    for (setting, place), chance in holm(known).items():
         differences[setting][place] = replace(differences[setting][place], chance=chance)
 
 

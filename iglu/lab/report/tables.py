@@ -26,7 +26,7 @@ from iglu.lab.results.comparison import (
     setting_label,
     setting_of,
 )
-from iglu.lab.results.statistics import holm, p_value
+from iglu.lab.results.statistics import Estimate, holm, p_value
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
 
 Samples = Mapping[Recipe, Mapping[str, Sample]]
@@ -60,7 +60,7 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
         table1(found.sittings),
         *run_tables,
         table5(found),
-        *(_planned_table(each, setting) for each in found.evidence for setting in each.samples),
+        *(table for each in found.evidence for table in _planned_tables(each)),
         *own,
         *([replication_table(found.repeats)] if found.repeats else []),
         *([tails.networks_table(others)] if others else []),
@@ -229,17 +229,46 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
 # -- planned grids ---------------------------------------------------------------------------------
 
 
-def _planned_table(evidence: Evidence, setting: Recipe) -> Table:
-    """Every activation of a grid beside its reference, on the seeds that all have."""
+def _planned_tables(evidence: Evidence) -> list[Table]:
+    """A table for each setting of a grid; the correction is over all of them."""
+    gaps = {setting: _gaps(evidence, setting) for setting in evidence.samples}
+    raised = holm(
+        {
+            (setting, name): p_value(gap)
+            for setting, of in gaps.items()
+            for name, gap in of.items()
+            if gap.has_interval
+        }
+    )
+    return [
+        _planned_table(
+            evidence, setting, gaps[setting], {name: p for (of, name), p in raised.items() if of == setting}
+        )
+        for setting in evidence.samples
+    ]
+
+
+def _gaps(evidence: Evidence, setting: Recipe) -> dict[str, Estimate]:
+    """The difference of every other activation to the reference, on the seeds that all have."""
     plan, of = evidence.grid.plan, evidence.common(setting)
     assert plan is not None
-    digits, reference = digits_of(plan.metric), of.get(plan.reference)
-    gaps = {} if reference is None else {
+    reference = of.get(plan.reference)
+    if reference is None:
+        return {}
+    return {
         name: gap
         for name, each in of.items()
         if name != plan.reference and (gap := each.minus(reference, plan.metric)) is not None
-    }  # fmt: skip
-    raised = holm({name: p_value(gap) for name, gap in gaps.items() if gap.has_interval})
+    }
+
+
+def _planned_table(
+    evidence: Evidence, setting: Recipe, gaps: Mapping[str, Estimate], raised: Mapping[str, float]
+) -> Table:
+    """Every activation of a grid beside its reference."""
+    plan, of = evidence.grid.plan, evidence.common(setting)
+    assert plan is not None
+    digits = digits_of(plan.metric)
     rows = tuple(
         (
             Cell(zoo.parse(name).label),
@@ -255,7 +284,7 @@ def _planned_table(evidence: Evidence, setting: Recipe) -> Table:
     names = ("activation", METRIC_LABELS.get(plan.metric, plan.metric), f"- {label}", "p, by Holm", "shown")
     notes = (
         f"{seeds} of {len(evidence.grid.seeds)} seeds that were planned. Differences are paired by seed; one "
-        "is shown where the p-value of its t-test, raised by Holm over all of the table, is below 5%.",
+        "is shown where the p-value of its t-test, raised by Holm over all of the grid, is below 5%.",
     )
     key = f"grid-{evidence.grid.title}-{list(evidence.samples).index(setting) + 1}"
     title = f"Grid {evidence.grid.title}: {scale_of(setting, seeds)}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Estimate(NamedTuple):
@@ -131,14 +133,15 @@ def smallest_difference(seeds: int, spread: float, comparisons: int = 1) -> floa
     return float(points * spread * math.sqrt(2 / seeds))
 
 
-def holm(chances: Mapping[str, float]) -> dict[str, float]:
+def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     """Chances of error (p-values) of several comparisons, each raised so that all together stay below a
     level: the smallest times their number, the next times one fewer, and none below the one before.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
     """
-    raised, least = {}, 0.0
+    raised: dict[Key, float] = {}
+    least = 0.0
     for place, name in enumerate(sorted(chances, key=lambda name: chances[name])):
         least = max(least, min((len(chances) - place) * chances[name], 1.0))
         raised[name] = least

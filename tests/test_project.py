@@ -117,7 +117,13 @@ def test_a_release_is_ready_once_tag_citation_changelog_and_address_agree(
 # -- addresses -------------------------------------------------------------------------------------
 
 # Hosts that exist and are meant: where data, torch and standards come from, and this machine in tests.
-_HOSTS = {"127.0.0.1", "download.pytorch.org", "www.cs.toronto.edu", "www.w3.org"}
+_HOSTS = {
+    "127.0.0.1",
+    "colab.research.google.com",
+    "download.pytorch.org",
+    "www.cs.toronto.edu",
+    "www.w3.org",
+}
 _TEXTS = {".cff", ".cfg", ".css", ".html", ".in", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yml", ""}
 _NOT_OURS = {"build", "dist", "runs", "measured", "__pycache__"}
 

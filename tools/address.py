@@ -16,6 +16,7 @@ from pathlib import Path
 REPOSITORY = ""  # https://github.com/OWNER/NAME, without a slash at the end
 
 ROOT = Path(__file__).parent.parent
+_COLAB = "https://colab.research.google.com/github"  # where a notebook of GitHub opens with a click
 _BADGES = re.compile(r"(?<=<!-- badges -->\n).*?(?=<!-- /badges -->)", re.DOTALL)
 _CITED = re.compile(r"^repository-code: .*\n", re.MULTILINE)
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<path>(?!\w+:|#)[^)\s]+)\)")
@@ -34,11 +35,15 @@ def urls(repository: str) -> dict[str, str]:
 
 
 def badges(repository: str) -> str:
-    """One line a workflow that runs by itself; each leads to its runs."""
+    """One line a workflow that runs by itself, which leads to its runs; then the notebook."""
     if not repository:
         return ""
     workflows = (f"{repository}/actions/workflows/{name}.yml" for name in ("tests", "nightly", "wheels"))
-    return "".join(f"[![{Path(each).stem}]({each}/badge.svg)]({each})\n" for each in workflows)
+    lines = [f"[![{Path(each).stem}]({each}/badge.svg)]({each})\n" for each in workflows]
+    place = repository.partition("//github.com/")[2]
+    if place:
+        lines.append(f"[Open the tour as a notebook]({_COLAB}/{place}/blob/main/docs/notebooks/tour.ipynb)\n")
+    return "".join(lines)
 
 
 def description(readme: str, repository: str, version: str) -> str:

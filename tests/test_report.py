@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +494,8 @@ def test_what_is_committed_under_results_can_be_read():
     folder = Path(__file__).parent.parent / "results"
     found = gather([folder])
     assert not found.complaints
-    assert len(found.runs) == 56
+    by_file = Counter(run.folder.name for run in found.runs)
+    assert by_file["demo.jsonl"] == 56
+    assert all(by_file[path.name] for path in (folder / "evidence").glob("*.jsonl"))
     assert {run.status for run in found.runs} == {"finished"}
     assert not any("no provenance" in line for line in found.sources)

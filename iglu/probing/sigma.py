@@ -58,8 +58,8 @@ class Evidence(NamedTuple):
     excess_low: float
     excess_high: float
     scale: float  # 1.4826 MAD
-    sample: Tensor
-    function: Callable[[Tensor], Tensor]
+    sample: Tensor = torch.empty(0)  # of its inputs, and what it makes of them
+    function: Callable[[Tensor], Tensor] = torch.relu
 
 
 class Range(NamedTuple):
@@ -284,9 +284,9 @@ def suggest(rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], acti
         )
     notes = []
     if RULES[rule].by_tail:
-        whole = _mean_evidence([evidence for _, _, evidence in layers])
-        model = RULES[rule].find(whole)
-        notes += _in_words(whole, [evidence for _, _, evidence in layers])
+        tails = [evidence for _, _, evidence in layers]
+        model = sigma_of_model(rule, tails)
+        notes += _in_words(_mean_evidence(tails), tails)
     else:
         usual = [layer for layer in found if 0 < layer.sigma < math.inf] or found
         model = Range(*(_mean([getattr(layer, end) for layer in usual]) for end in ("sigma", "low", "high")))
@@ -297,6 +297,11 @@ def suggest(rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], acti
             f"{unreached} of {len(found)} layers are calls inside a forward, which swap cannot reach."
         )
     return Suggestion(rule, model, found, notes, activation, each=not RULES[rule].by_tail)
+
+
+def sigma_of_model(rule: str, layers: list[Evidence]) -> Range:
+    """Of a rule that goes by tails: its value at the means over the layers, as the paper's points are."""
+    return RULES[rule].find(_mean_evidence(layers))
 
 
 def _mean_evidence(layers: list[Evidence]) -> Evidence:

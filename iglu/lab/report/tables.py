@@ -16,6 +16,7 @@ from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.gather import Evidence, Gathered
 from iglu.lab.report.replication import replication_table
+from iglu.lab.report.sigmas import rules_table
 from iglu.lab.results.comparison import (
     MARKING_RULE,
     METRIC_LABELS,
@@ -61,6 +62,7 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
         *run_tables,
         table5(found),
         *(table for each in found.evidence for table in _planned_tables(each)),
+        *rules_table(found.evidence),
         *own,
         *([replication_table(found.repeats)] if found.repeats else []),
         *([tails.networks_table(others)] if others else []),

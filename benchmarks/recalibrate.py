@@ -9,6 +9,7 @@ The data is looked for where the lab keeps it (IGLU_DATA).  Fitted on some texts
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
 import pathlib
@@ -94,11 +95,12 @@ def _agreement(got: Tensor, wanted: Tensor) -> tuple[float, float]:
 
 # -- ResNet-20: accuracy over sigma -------------------------------------------------------------------
 
-SIGMAS = (20, 5, 2, 1, 0.5)
-FITTED_IMAGES, JUDGED_IMAGES, IMAGES_A_BATCH = 300, 500, 50
+SIGMAS = (100, 20, 5, 2, 1, 0.5)
+FEW_IMAGES = 100
+BATCHES = 40  # so that whatever their number, one image in five judges
 
 
-def resnet20() -> None:
+def resnet20(fitted_images: int, judged_images: int) -> None:
     from iglu.lab.data import cifar, data_folder
     from iglu.lab.data.augment import Augmentation, apply, draw
     from iglu.lab.models.resnet import TRAINED_MEAN, TRAINED_STD, load_trained_resnet20
@@ -106,41 +108,36 @@ def resnet20() -> None:
     original = load_trained_resnet20(data_folder() / "cifar10-resnets" / "resnet20-12fca82f.th")
     images = cifar.load("cifar10", data_folder())
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (TRAINED_MEAN, TRAINED_STD))
-    test = (images.test.pixels[:JUDGED_IMAGES].float() / 255 - mean) / std
-    labels = images.test.labels[:JUDGED_IMAGES]
+    test = (images.test.pixels[:judged_images].float() / 255 - mean) / std
+    labels = images.test.labels[:judged_images]
 
     def batches(count: int, augmentation: Augmentation) -> list[Tensor]:
         draws = draw(count, augmentation, torch.Generator().manual_seed(0))
-        return list(
-            ((apply(images.train.pixels[:count], draws, augmentation) - mean) / std).split(IMAGES_A_BATCH)
-        )
+        pixels = apply(images.train.pixels[:count], draws, augmentation)
+        return list(((pixels - mean) / std).split(max(1, count // BATCHES)))
 
-    def accuracy(model: nn.Module) -> float:
+    def accuracy(model: nn.Module) -> str:
         with torch.inference_mode():
-            right = [
-                (model(x).argmax(-1) == y).sum()
-                for x, y in zip(test.split(500), labels.split(500), strict=True)
-            ]
-        return 100 * torch.stack(right).sum().item() / len(labels)
+            answers = torch.cat([model(x).argmax(-1) for x in test.split(500)])
+        return f"{100 * (answers == labels).double().mean().item():.2f}"
 
     as_trained = Augmentation(padding=4, flip=True)
-    data = dict.fromkeys(("norms", "least-squares"), batches(FITTED_IMAGES, as_trained))
-    print(f"{FITTED_IMAGES} images fitted, {JUDGED_IMAGES} others judged", flush=True)
-    print(f"the original {accuracy(original):.2f}%", flush=True)
+    few, many = batches(FEW_IMAGES, as_trained), batches(fitted_images, as_trained)
+    rows = [
+        (f"BatchNorm from {FEW_IMAGES}", "norms", few),
+        (f"BatchNorm from {FEW_IMAGES} not augmented", "norms", batches(FEW_IMAGES, Augmentation())),
+        (f"BatchNorm from {fitted_images}", "norms", many),
+        (f"least squares from {fitted_images}", "least-squares", many),
+    ]
+    print(f"the original on {len(labels)} test images: {accuracy(original)}%", flush=True)
     for sigma in SIGMAS:
         swapped = copy.deepcopy(original)
         iglu.swap(swapped, f"iglu:{sigma}")
-        cells = [f"swapped {accuracy(swapped):.2f}"]
-        for method, fitted in data.items():
+        print(f"sigma {sigma:g}\n  swapped: {accuracy(swapped)}", flush=True)
+        for name, method, fitted in rows:
             model = copy.deepcopy(swapped)
             iglu.recalibrate(model, fitted, like=original, method=method)
-            cells.append(f"{method} {accuracy(model):.2f}")
-        print(f"sigma {sigma:g}: " + ", ".join(cells), flush=True)
-    # what is left of the network at a sigma that changes nothing, if the images are not augmented
-    model = copy.deepcopy(original)
-    iglu.swap(model, f"iglu:{SIGMAS[0]}")
-    iglu.recalibrate(model, batches(FITTED_IMAGES, Augmentation()), like=original, method="norms")
-    print(f"sigma {SIGMAS[0]:g}, norms from images that are not augmented: {accuracy(model):.2f}")
+            print(f"  {name}: {accuracy(model)}", flush=True)
 
 
 # -- what zeros are worth -----------------------------------------------------------------------------
@@ -178,10 +175,21 @@ def _seconds(function: Callable[[], Tensor]) -> float:
     return time.perf_counter() - start
 
 
-if __name__ == "__main__":
-    tables = {"minilm": minilm, "resnet20": resnet20, "zeros": zeros}
-    if len(sys.argv) != 2 or sys.argv[1] not in tables:
-        sys.exit(f"usage: python benchmarks/recalibrate.py {' | '.join(tables)}")
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", choices=("minilm", "resnet20", "zeros"))
+    parser.add_argument("--images", type=int, default=2000, help="training images that resnet20 is given")
+    parser.add_argument("--judged", type=int, default=2000, help="test images that judge it")
+    arguments = parser.parse_args()
     # No config can express one sigma a layer, which is nobody's concern here.
     warnings.simplefilter("ignore", UserWarning)
-    tables[sys.argv[1]]()
+    if arguments.table == "resnet20":
+        resnet20(arguments.images, arguments.judged)
+    else:
+        {"minilm": minilm, "zeros": zeros}[arguments.table]()
+
+
+if __name__ == "__main__":
+    main()

@@ -60,12 +60,16 @@ def test_a_language_model_is_converted_and_comes_back_from_its_folder(tmp_path, 
     source = saved(tmp_path / "gpt2", gpt2)
     out = tmp_path / "converted"
     flags = [source, "--to", "iglu:nearest", "--text", str(text), "--out", str(out), "--batches", "4"]
+    capsys.readouterr()  # of saving it
     assert command.main(flags) == 0
-    shown = capsys.readouterr().out
-    assert "2 activations -> iglu:nearest" in shown
-    assert "transformer.h.1.mlp.c_proj: least-squares, error" in shown
+    shown, noise = capsys.readouterr()
+    assert not noise  # no bar of transformers'
+    assert "calibrated on 64 rows of 16 tokens, judged on 64 others" in shown
     body = json.loads((out / "convert.json").read_text())
-    assert len(set(body["activations"].values())) == 2  # each layer its own
+    sigmas = sorted(float(name.partition(":")[2]) for name in body["activations"].values())
+    assert f"2 activations -> iglu:nearest, sigma {sigmas[0]:.3g} to {sigmas[1]:.3g}\n" in shown
+    assert "transformer.h.1.mlp.c_proj: least-squares, error" in shown
+    assert sigmas[0] < sigmas[1]  # each layer its own
     assert all(each["after"] < 0.7 * each["before"] for each in body["corrected"])
     from iglu.lab.models.saved import load_transformer
 

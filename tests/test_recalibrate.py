@@ -217,20 +217,67 @@ def images(count=10, seed=0):
     return list(torch.randn(count, 32, 3, 8, 8, generator=generator).unbind())
 
 
-def test_every_batch_norm_that_follows_gets_the_statistics_of_what_it_is_given():
-    like = convolutional()
+def moments(x):
+    return x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+
+
+def test_every_batch_norm_that_follows_gives_the_mean_and_the_variance_that_it_gave():
+    like = convolutional().double()
+    nn.init.uniform_(like[4].weight, 0.5, 2)
+    nn.init.normal_(like[4].bias)
     model = swapped(like, "iglu:0.5")
     start = state(model)
-    data = images(5)
+    data = [batch.double() for batch in images(5)]
     record = iglu.recalibrate(model, data, like=like, method="norms")
     assert [(each.place, each.method) for each in record.corrected] == [("4", "batch norm")]
     assert not record.left
-    given = model[:4](torch.cat(data[:4]))
-    torch.testing.assert_close(model[4].running_mean, given.mean((0, 2, 3)))
-    torch.testing.assert_close(model[4].running_var, given.var((0, 2, 3)))
+    x = torch.cat(data[:4])  # the fifth judges
+    for got, wanted in zip(moments(model[:5](x)), moments(like[:5](x)), strict=True):
+        torch.testing.assert_close(got, wanted)
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, start[name])}
     assert changed == {"4.running_mean", "4.running_var"}  # not the count, nor the norm before
     assert not model.training
+
+
+def test_a_batch_norm_that_kept_the_statistics_of_these_batches_gets_them_anew():
+    like = convolutional().double()
+    data = [batch.double() for batch in images(5)]
+    x = torch.cat(data[:4])
+    like[4].running_mean, like[4].running_var = (each.detach() for each in moments(like[:4](x)))
+    like[4].eps = 0.0
+    model = swapped(like, "iglu:0.5")
+    iglu.recalibrate(model, data, like=like, method="norms")
+    mean, variance = moments(model[:4](x))
+    torch.testing.assert_close(model[4].running_mean, mean)
+    torch.testing.assert_close(model[4].running_var, variance)
+
+
+def test_inputs_unlike_those_of_training_do_not_change_a_batch_norm_that_the_swap_did_not():
+    like = convolutional().double()
+    model = swapped(like, "iglu:1e9")
+    start = state(model)
+    iglu.recalibrate(model, [batch.double() * 3 + 1 for batch in images(5)], like=like, method="norms")
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, start[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_channel_that_tells_nothing_keeps_its_statistics():
+    like = convolutional().double()
+    with torch.no_grad():
+        like[4].weight[0] = 0  # its output is its bias
+        like[3].weight[1] = 0  # its input is 0
+    model = swapped(like, "iglu:0.5")
+    start = state(model)
+    iglu.recalibrate(model, [batch.double() for batch in images(5)], like=like, method="norms")
+    for name in ("4.running_mean", "4.running_var"):
+        moved = (model.state_dict()[name] - start[name]).abs() > 1e-12
+        assert moved.tolist() == [False, False] + [True] * 6
+
+
+def test_a_batch_norm_needs_two_values_a_channel():
+    like = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)).eval()
+    record = iglu.recalibrate(swapped(like, "iglu:1"), [torch.randn(1, 3)], like=like, method="norms")
+    assert [each.reason for each in record.left] == ["fewer than two values a channel"]
 
 
 def test_convolutions_of_all_kinds_are_corrected_as_far_as_they_can_be():
@@ -405,10 +452,27 @@ def test_undo_puts_back_weights_and_activations():
     assert record.recalibration is not None
     assert len(record.recalibration.corrected) == 2
     assert "2: least-squares, error" in repr(record)
+    assert "exact zeros" not in repr(record)
+    shown = record._repr_html_()
+    assert "Swap: 2 replaced" in shown
+    assert ">least-squares, error" in shown
     assert not same(state(model), start)
     record.undo()
     assert isinstance(model[1], nn.GELU)
     assert same(state(model), start)
+
+
+def test_the_record_is_one_line_a_layer_and_a_reason():
+    torch.manual_seed(0)
+    like = nn.Sequential(*(each for _ in range(3) for each in (nn.GELU(), nn.Linear(6, 6, bias=False))))
+    record = iglu.recalibrate(swapped(like), batches(), like=like, method="shift")
+    shares = sorted(record.zeros.values())
+    share = f"exact zeros: {sum(shares) / 3:.0%} of the activations, {shares[0]:.0%} to {shares[2]:.0%}"
+    assert repr(record) == (
+        "Recalibration: 0 layers corrected, 3 left\n"
+        f"  left * (3 times): it has no bias to take up the shift\n  {share}"
+    )
+    assert f"<p>{share}</p>" in record._repr_html_()
 
 
 def test_misuse_is_named():

@@ -6,7 +6,9 @@ For a linear layer W h + b that is given h' in the place of h:
 - *least squares*: W' and b' that minimise the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
   ridge is RIDGE times the mean variance of an entry of h'.  All that is kept of the batches are the sums of
   h' h'^T and of h' e^T, e being the difference;
-- *batch norm*: mean and variance anew.
+- *batch norm*: mean and variance such that every channel of the output has the mean and the variance that it
+  had.  Where those that the layer kept are the ones of these batches, that is their mean and variance anew;
+  where they are not, because the inputs are others than in training, only the change is taken up.
 """
 
 from __future__ import annotations
@@ -215,20 +217,37 @@ def _wide(x: Tensor) -> Tensor:
 def _renew_norm(station: Station, fitted: list[Pair], judged: list[Pair], remember: Remember) -> Outcome:
     norm: Any = station.module
     before = _error(station, judged)
-    centre = _wide(norm.running_mean)  # around the old mean, so that nothing cancels
-    count, total, squares = 0, torch.zeros_like(centre), torch.zeros_like(centre)
-    for given, _, _ in fitted:
-        rows = _wide(given.movedim(1, -1).reshape(-1, given.shape[1])) - centre
-        count += len(rows)
-        total += rows.sum(0)
-        squares += rows.square().sum(0)
-    if count < 2:
+    gives = _moments(norm.forward(pair.given) for pair in fitted)
+    should = _moments(pair.wanted for pair in fitted)
+    if gives.values < 2:
         raise CannotCorrectError("fewer than two values a channel")
-    for tensor in (norm.running_mean, norm.running_var):
-        remember(tensor)
-    mean = total / count
-    norm.running_mean.copy_(centre + mean)
-    norm.running_var.copy_(
-        (squares / count - mean * mean) * count / (count - 1)
-    )  # unbiased, as torch keeps it
+    old_mean, old_var = (_wide(remember(tensor)) for tensor in (norm.running_mean, norm.running_var))
+    scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
+    # It gives scale (x - mean)/spread + offset.  A channel that does not vary tells nothing of its spread,
+    # and one whose scale is 0 nothing at all.
+    ratio = (gives.variance / should.variance).sqrt()
+    spread = (old_var + norm.eps).sqrt()
+    new_spread = spread * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1)
+    shift = ((gives.mean - offset) * spread - (should.mean - offset) * new_spread) / scale
+    norm.running_mean.copy_(old_mean + torch.where(shift.isfinite(), shift, 0))
+    norm.running_var.copy_((new_spread.square() - norm.eps).clamp(min=0))
     return Outcome("batch norm", before, _error(station, judged))
+
+
+class _Moments(NamedTuple):
+    """Of each channel, over everything else."""
+
+    values: int
+    mean: Tensor
+    variance: Tensor
+
+
+def _moments(batches: Iterable[Tensor]) -> _Moments:
+    count, around, total, squares = 0, 0.0, 0.0, 0.0  # type: int, Any, Any, Any
+    for batch in batches:
+        rows = _wide(batch.movedim(1, -1).reshape(-1, batch.shape[1]))
+        around = around if count else rows[0]  # so that a channel that does not vary has a variance of 0
+        count += len(rows)
+        total = total + (rows - around).sum(0)
+        squares = squares + (rows - around).square().sum(0)
+    return _Moments(count, around + total / count, squares / count - (total / count).square())

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from iglu.functional import check_choice
 from iglu.modules import IGLU
+from iglu.notebooks import html_table
 from iglu.running import Forward, as_it_was, device_of, each_batch, inputs_of, move, run
 from iglu.swapping.feeding import Station, find_stations
 from iglu.swapping.fitting import CannotCorrectError, Pair, correct
 from iglu.swapping.lockstep import Walk, walks
-from iglu.swapping.record import Change, Swap
+from iglu.swapping.record import Change, Swap, grouped
 from iglu.swapping.slots import find_slots, has_parameters, is_activation, signature
 
 METHODS = ("least-squares", "shift", "norms")
@@ -81,20 +82,31 @@ class Recalibration:
             self.changes.pop().put_back()
 
     def __repr__(self) -> str:
-        lines = [f"Recalibration: {len(self.corrected)} layers corrected, {len(self.left)} left"]
-        lines += [f"{each.place}: {each.method}, error {_change(each)}" for each in self.corrected]
-        lines += [f"left {each.place}: {each.reason}" for each in self.left]
-        if any(self.zeros.values()):
-            shares = self.zeros.values()
-            mean = sum(shares) / len(shares)
-            lines.append(
-                f"exact zeros: {mean:.0%} of the activations, {min(shares):.0%} to {max(shares):.0%}"
-            )
-        return "\n  ".join(lines)
+        listed = [f"{title} {place}{text}".lstrip() for title, place, text in grouped(self._rows(": "))]
+        return "\n  ".join([self._title, *listed, *self._zeros()])
 
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        return html_table(self._title, ["", "place", ""], grouped(self._rows("")), self._zeros())
 
-def _change(each: Correction) -> str:
-    return f"{each.before:.3g} -> {each.after:.3g}"
+    @property
+    def _title(self) -> str:
+        count = len(self.corrected)
+        return f"Recalibration: {count} layer{'' if count == 1 else 's'} corrected, {len(self.left)} left"
+
+    def _rows(self, colon: str) -> list[tuple[str, str, str]]:
+        rows = [
+            ("", each.place, f"{colon}{each.method}, error {each.before:.3g} -> {each.after:.3g}")
+            for each in self.corrected
+        ]
+        return rows + [("left", each.place, f"{colon}{each.reason}") for each in self.left]
+
+    def _zeros(self) -> list[str]:
+        shares = self.zeros.values()
+        if not shares or max(shares) < 0.005:  # of smooth ones a few, where they are given 0
+            return []
+        mean = sum(shares) / len(shares)
+        return [f"exact zeros: {mean:.0%} of the activations, {min(shares):.0%} to {max(shares):.0%}"]
 
 
 def recalibrate(
@@ -109,23 +121,23 @@ def recalibrate(
     the model before the swap.  Nothing is trained; the batches need no targets.
 
     The linear layers and convolutions that a swapped activation feeds are fitted by ``"least-squares"``, or
-    have the change of their mean folded into their bias by ``"shift"``; every BatchNorm that follows gets its
-    statistics anew (``"norms"``: nothing else).  The layers are corrected in the order of the forward, each
-    on what the corrected model gives it.  One batch in five judges (a single one does both): of no
-    correction, the shift and least squares a layer keeps what does best there.  Statistics are summed in
-    float32 or better; the dtype of the model and its arithmetic stay as they are.  An exception leaves the
-    model as it was, and ``undo()`` of the record puts it back.
+    have the change of their mean folded into their bias by ``"shift"``; every BatchNorm that follows gets
+    statistics with which its output has the mean and the variance that it had (``"norms"``: nothing else).
+    The layers are corrected in the order of the forward, each on what the corrected model gives it.  One
+    batch in five judges (a single one does both): of no correction, the shift and least squares a layer keeps
+    what does best there.  Statistics are summed in float32 or better; the dtype of the model and its
+    arithmetic stay as they are.  An exception leaves the model as it was, and ``undo()`` of the record puts
+    it back.
 
-    Batches are as for :func:`iglu.probe`, all held in memory.  Two things to know: BatchNorm wants inputs
-    augmented as they were in training, and tokens that the ``attention_mask`` of a batch excludes do not
-    count.
+    Batches are as for :func:`iglu.probe`, all held in memory.  Tokens that the ``attention_mask`` of a batch
+    excludes do not count.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
     >>> like = copy.deepcopy(model)
     >>> model[1] = IGLU(2.0)
     >>> recalibrate(model, torch.randn(20, 64, 8).unbind(), like=like)
-    Recalibration: 1 layers corrected, 0 left
+    Recalibration: 1 layer corrected, 0 left
       2: least-squares, error 0.0616 -> 0.0379
     """
     check_choice("method", method, METHODS)
@@ -170,7 +182,7 @@ def harden(
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(8, 32), IGLU(5.0), nn.Linear(32, 4))
     >>> harden(model, torch.randn(20, 64, 8).unbind())
-    Recalibration: 1 layers corrected, 0 left
+    Recalibration: 1 layer corrected, 0 left
       2: least-squares, error 0.147 -> 0.0237
       exact zeros: 52% of the activations, 52% to 52%
     """

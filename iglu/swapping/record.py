@@ -101,7 +101,7 @@ class Swap:
         rows = [("replaced", each.place, f": {each.old} -> {each.new}") for each in self.replaced]
         rows += [("functional", each.place, f": {each.call} ({each.source})") for each in self.functional]
         rows += [("not saved", place, "") for place in self.not_saved]
-        listed = "".join(f"\n  {title} {where}{text}" for title, where, text in _grouped(rows))
+        listed = "".join(f"\n  {title} {where}{text}" for title, where, text in grouped(rows))
         return self._title + listed + (f"\n{self.recalibration}" if self.recalibration is not None else "")
 
     def _repr_html_(self) -> str:
@@ -109,7 +109,8 @@ class Swap:
         rows = [("replaced", each.place, f"{each.old} → {each.new}") for each in self.replaced]
         rows += [("functional", each.place, f"{each.call} ({each.source})") for each in self.functional]
         rows += [("not saved", place, "") for place in self.not_saved]
-        return html_table(self._title, ["", "place", ""], list(_grouped(rows)))
+        table = html_table(self._title, ["", "place", ""], list(grouped(rows)))
+        return table + (self.recalibration._repr_html_() if self.recalibration is not None else "")
 
     @property
     def _title(self) -> str:
@@ -150,7 +151,7 @@ def _write(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _grouped(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+def grouped(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
     """One row for all places that differ only by their numbers."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for title, place, text in rows:

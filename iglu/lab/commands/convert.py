@@ -76,6 +76,7 @@ class Subject(NamedTuple):
     """A model, what it is calibrated on, how well it does, and how it is saved."""
 
     model: nn.Module
+    data: str  # on what, in words
     batches: list[Any]
     judge: Callable[[nn.Module], Metrics]
     save: Callable[[nn.Module, Path], None]
@@ -91,7 +92,13 @@ def find(flags: Flags) -> Subject:
 
 
 def _transformer(folder: Path, flags: Flags) -> Subject:
-    from iglu.lab.models.saved import load_tokenizer, load_transformer, row_length, token_rows
+    from iglu.lab.models.saved import (
+        load_tokenizer,
+        load_transformer,
+        row_length,
+        token_rows,
+        without_progress_bars,
+    )
 
     if flags.text is None:
         raise MistakeError("hf:FOLDER needs --text FILE: the layers are fitted to what they do on real text")
@@ -107,11 +114,14 @@ def _transformer(folder: Path, flags: Flags) -> Subject:
     fitted, judged = batches[:half][: flags.batches], batches[half:][: flags.batches]
 
     def save(converted: Any, out: Path) -> None:
-        converted.save_pretrained(out)
+        with without_progress_bars():
+            converted.save_pretrained(out)
         load_tokenizer(folder).save_pretrained(out)
         _check_reload(converted, load_transformer(out), judged[0])
 
-    return Subject(model, fitted, _judge_of(model, judged), save)
+    counts = [sum(len(batch["input_ids"]) for batch in part) for part in (fitted, judged)]
+    data = f"calibrated on {counts[0]} rows of {rows.shape[1]} tokens, judged on {counts[1]} others"
+    return Subject(model, data, fitted, _judge_of(model, judged), save)
 
 
 def _judge_of(model: Any, batches: list[dict[str, Tensor]]) -> Callable[[nn.Module], Metrics]:
@@ -170,7 +180,7 @@ def _run(folder: Path, flags: Flags) -> Subject:
         raise MistakeError(f"{folder} holds {said}")
     task = load_task(runs[0].recipe, flags.data)
     order = torch.randperm(task.samples, generator=torch.Generator().manual_seed(0))
-    # augmented as in training, which is what the statistics of a BatchNorm are of
+    # augmented as in training, so that they are as many different images
     batches = [
         task.train_batch(rows, slice(None), seed)[0]
         for seed, rows in enumerate(torch.split(order, runs[0].recipe.batch)[: flags.batches])
@@ -185,7 +195,8 @@ def _run(folder: Path, flags: Flags) -> Subject:
         out.mkdir(parents=True, exist_ok=True)
         save_model(converted, str(out / "model.safetensors"))
 
-    return Subject(load_model(runs[0], flags.data), batches, judge, save)
+    data = f"calibrated on {sum(map(len, batches))} rows of its training set, judged on its test set"
+    return Subject(load_model(runs[0], flags.data), data, batches, judge, save)
 
 
 class Converted(NamedTuple):
@@ -262,7 +273,9 @@ def _swap(model: nn.Module, activations: dict[str, str]) -> Swap:
 
 def show(found: Converted, flags: Flags) -> None:
     """The record, the metrics, and the files."""
-    print(f"{len(found.activations)} activations -> {flags.to}")
+    sigmas = [float(text.partition(":")[2]) for text in found.activations.values() if ":" in text]
+    which = f", sigma {min(sigmas):.3g} to {max(sigmas):.3g}" if flags.to.endswith(":nearest") else ""
+    print(f"{len(found.activations)} activations -> {flags.to}{which}")
     print(found.record)
     shown = [("as it was", found.original), ("swapped", found.swapped), ("recalibrated", found.recalibrated)]
     for title, metrics in shown:
@@ -288,6 +301,7 @@ def main(argv: list[str]) -> int:
     try:
         flags = tyro.cli(Flags, args=argv, prog="iglu convert")
         subject = find(flags)
+        print(subject.data, flush=True)
         found = convert(subject, flags)
         subject.save(found.model, flags.out)
     except (MistakeError, FileNotFoundError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,33 @@ def load_transformer(folder: Path) -> nn.Module:
     """In evaluation mode, by the class it was saved from where that is known: its head may have some."""
     if not (folder / "config.json").is_file():
         raise MistakeError(f"{folder} is not the folder of a saved transformers model: it has no config.json")
-    try:
-        import transformers
-    except ImportError as error:
-        raise MistakeError("hf:FOLDER needs transformers: pip install 'iglu-torch[hf]'") from error
-
     from iglu.integrations.transformers import register
 
-    register()
+    try:
+        register()
+    except ImportError as error:
+        raise MistakeError(f"hf:FOLDER needs transformers, pip install 'iglu-torch[hf]': {error}") from error
+    import transformers
+
     config = transformers.AutoConfig.from_pretrained(folder)
     architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-    model: nn.Module = architecture.from_pretrained(folder).eval()
+    with without_progress_bars():
+        model: nn.Module = architecture.from_pretrained(folder).eval()
     return model
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """transformers draws one for every file that it reads or writes."""
+    from transformers.utils import logging
+
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
 
 
 def row_length(model: nn.Module) -> int:

@@ -27,6 +27,7 @@ _WITH_TORCH = ("torch==", "torchvision==", "triton==")
 
 def install(session: nox.Session, *what: str, torch: str = "pinned") -> None:
     """Install under the constraints, torch first and alone: another package may ask for a larger one."""
+    session.env["IGLU_REQUIRE_LOOPS"] = "1"  # a compiler that fails is to be seen, not made up for
     constraints = CONSTRAINTS
     wanted = "torch"
     if torch != "pinned":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -112,6 +115,58 @@ def test_a_release_is_ready_once_tag_citation_changelog_and_address_agree(
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert any(name in line for line in release.disagreements("v1.2.3")), name
         (tmp_path / name).write_text(good[name], encoding="utf-8")
+
+
+# -- the build -------------------------------------------------------------------------------------
+
+
+def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: text for name, text in os.environ.items() if name != "IGLU_REQUIRE_LOOPS"}
+    environment |= {"PYTHONPATH": str(folder), **variables}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def without_loops(tmp_path: Path) -> Path:
+    """The tree as it is before anything is built."""
+    for name in ("iglu", "tools"):
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "lab", "__pycache__")
+        )
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there CC is not asked")
+@pytest.mark.parametrize("compiler", ["/bin/false", "/nowhere/cc"])
+def test_a_compiler_that_fails_is_an_error_only_where_the_loops_are_required(
+    without_loops: Path, compiler: str
+) -> None:
+    pytest.importorskip("setuptools")
+    build = ("setup.py", "-q", "build_ext", "--inplace")
+    optional = run_in(without_loops, *build, CC=compiler)
+    assert optional.returncode == 0, optional.stderr
+    assert "iglu._kernels was not built" in optional.stdout
+    assert run_in(without_loops, *build, CC=compiler, IGLU_REQUIRE_LOOPS="1").returncode != 0
+    assert not [*without_loops.rglob("_kernels*.so")]
+
+
+def test_without_the_loops_their_tests_are_skipped_but_fail_where_they_are_required() -> None:
+    program = (
+        "import sys; sys.modules['iglu._kernels'] = None; import truth; print(truth.needs_loops.args[0])"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    assert run_in(ROOT, "-c", program, PYTHONPATH=path).stdout == "True\n"
+    required = run_in(ROOT, "-c", program, PYTHONPATH=path, IGLU_REQUIRE_LOOPS="1")
+    assert required.returncode != 0
+    assert "IGLU_REQUIRE_LOOPS is set, but the loops (iglu._kernels) were not built" in required.stderr
+
+
+def test_the_workflows_require_the_loops() -> None:
+    """Else a build that fails would be green: the formulas would serve."""
+    assert 'session.env["IGLU_REQUIRE_LOOPS"] = "1"' in read("noxfile.py")
 
 
 # -- addresses -------------------------------------------------------------------------------------

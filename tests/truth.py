@@ -28,10 +28,10 @@ needs_extended = pytest.mark.skipif(
 )
 
 
-# Where the loops are required (IGLU_REQUIRE_LOOPS, set where they were built) a build that lacks them fails.
-needs_loops = pytest.mark.skipif(
-    cpu.loops is None and not os.environ.get("IGLU_REQUIRE_LOOPS"), reason=cpu.why_none
-)
+# Where the loops are required (set where they were built) a build that lacks them fails, and says why.
+if cpu.loops is None and os.environ.get("IGLU_REQUIRE_LOOPS"):
+    raise ImportError(f"IGLU_REQUIRE_LOOPS is set, but {cpu.why_none}")
+needs_loops = pytest.mark.skipif(cpu.loops is None, reason=cpu.why_none)
 
 # torch.compile writes C++ for the CPU, and calls this compiler.
 _CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")

@@ -205,8 +205,9 @@ def differentiable_gradients(
         return partials.times(grad, name)
 
     by_x = gradient_of("x").to(x.dtype) if needs[0] else None
-    by_up = gradient_of("up").to(x.dtype) if other is not None and (needs[1] or up is None) else None
-    if up is None and by_up is not None and by_x is not None:
+    needs_up = needs[0] if up is None else needs[1]
+    by_up = gradient_of("up").to(x.dtype) if other is not None and needs_up else None
+    if up is None and by_x is not None and by_up is not None:
         by_x, by_up = torch.cat([by_x, by_up], -1), None
     if not needs[2] or not isinstance(sigma, Tensor) or not isinstance(scale, Tensor):
         return by_x, by_up, None

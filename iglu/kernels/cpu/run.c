@@ -80,39 +80,43 @@ void iglu_set_parallel_for(iglu_parallel_for *function) { parallel_for = functio
 static double at_most(double limit, double value) { return value > limit ? limit : value; }
 
 /* An infinite sigma is the largest with a floor of 0: ReLU. */
-static void set_float(float *const to[], int64_t i, double sigma)
+#define SET(TYPE, NAME, VALUE) (((TYPE *)(void *)to[IGLU_##NAME])[i] = (TYPE)(VALUE))
+
+static void set_float(char *const to[], int64_t i, double sigma)
 {
     double size = at_most(FLT_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
     double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
-    to[IGLU_SIGMA][i] = (float)size;
-    to[IGLU_SIGMA_LOW][i] = (float)(size - (float)size);
-    to[IGLU_OVER_PI][i] = (float)over_pi;
-    to[IGLU_OVER_PI_LOW][i] = (float)(over_pi - (float)over_pi);
-    to[IGLU_TIMES_QUARTER_PI][i] = (float)(size * (PI / 4));
-    to[IGLU_FAR][i] = (float)at_most(FLT_MAX, 0x1p20 / size);
-    to[IGLU_TALL][i] = (float)at_most(FLT_MAX, 0x1p30 / size);
-    to[IGLU_FLOOR][i] = (float)floor;
-    to[IGLU_FLOOR_ERROR][i] = (float)floor == 0 ? 0 : (float)(floor / (float)floor - 1);
-    to[IGLU_LARGEST][i] = (float)at_most(FLT_MAX, 0x1p126 / size);
-    to[IGLU_SIGN][i] = sigma < 0 ? -1 : 1;
+    SET(float, SIGMA, size);
+    SET(float, SIGMA_LOW, size - (float)size);
+    SET(float, OVER_PI, over_pi);
+    SET(float, OVER_PI_LOW, over_pi - (float)over_pi);
+    SET(float, TIMES_QUARTER_PI, size * (PI / 4));
+    SET(float, FAR, at_most(FLT_MAX, 0x1p20 / size));
+    SET(float, TALL, at_most(FLT_MAX, 0x1p30 / size));
+    SET(float, FLOOR, floor);
+    SET(float, FLOOR_ERROR, (float)floor == 0 ? 0 : floor / (float)floor - 1);
+    SET(float, LARGEST, at_most(FLT_MAX, 0x1p126 / size));
+    SET(float, SIGN, sigma < 0 ? -1 : 1);
 }
 
-static void set_double(double *const to[], int64_t i, double sigma)
+static void set_double(char *const to[], int64_t i, double sigma)
 {
     double size = at_most(DBL_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
     double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
-    to[IGLU_SIGMA][i] = size;
-    to[IGLU_SIGMA_LOW][i] = 0;
-    to[IGLU_OVER_PI][i] = over_pi;
-    to[IGLU_OVER_PI_LOW][i] = fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW;
-    to[IGLU_TIMES_QUARTER_PI][i] = size * (PI / 4);
-    to[IGLU_FAR][i] = at_most(DBL_MAX, 0x1p20 / size);
-    to[IGLU_TALL][i] = at_most(DBL_MAX, 0x1p60 / size);
-    to[IGLU_FLOOR][i] = floor;
-    to[IGLU_FLOOR_ERROR][i] = floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
-    to[IGLU_LARGEST][i] = at_most(DBL_MAX, 0x1p1022 / size);
-    to[IGLU_SIGN][i] = sigma < 0 ? -1 : 1;
+    SET(double, SIGMA, size);
+    SET(double, SIGMA_LOW, 0);
+    SET(double, OVER_PI, over_pi);
+    SET(double, OVER_PI_LOW, fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW);
+    SET(double, TIMES_QUARTER_PI, size * (PI / 4));
+    SET(double, FAR, at_most(DBL_MAX, 0x1p20 / size));
+    SET(double, TALL, at_most(DBL_MAX, 0x1p60 / size));
+    SET(double, FLOOR, floor);
+    SET(double, FLOOR_ERROR, floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI)));
+    SET(double, LARGEST, at_most(DBL_MAX, 0x1p1022 / size));
+    SET(double, SIGN, sigma < 0 ? -1 : 1);
 }
+
+#undef SET
 
 /* -- the job ------------------------------------------------------------------------------------------- */
 
@@ -382,9 +386,9 @@ static void fill_constants(job *j, int64_t count, char *storage)
     for (int64_t i = 0; i < count; i++) {
         double sigma = j->channels == 0 ? c->sigma : c->sigmas[j->run ? i : i / j->inner % j->channels];
         if (j->real_size == sizeof(float))
-            set_float((float *const *)(void *)j->constants, i, sigma);
+            set_float(j->constants, i, sigma);
         else
-            set_double((double *const *)(void *)j->constants, i, sigma);
+            set_double(j->constants, i, sigma);
     }
 }
 

@@ -89,6 +89,11 @@ class Table:
                 found.append((group, 1))
         return found
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column, whether a cell of it stands for a number; words read from the left."""
+        return [any(row[place].number is not None for row in self.rows) for place in range(len(self.headers))]
+
     def columns(self, places: Sequence[int]) -> Table:
         """Some of the columns."""
         return replace(
@@ -184,13 +189,13 @@ def environment(escape: Callable[[str], str], *loaders: jinja2.BaseLoader) -> ji
 
 def markdown(table: Table) -> str:
     """
-    >>> headers = (("", "name"), ("CPU", "ours"))
-    >>> print(markdown(Table("t", "Speed", headers, ((Cell("a|b"), Cell("1", 1.0)),))))
+    >>> headers = (("", "name"), ("CPU", "ours"), ("", "remark"))
+    >>> print(markdown(Table("t", "Speed", headers, ((Cell("a|b"), Cell("1", 1.0), Cell("c")),))))
     **Speed**
     <BLANKLINE>
-    | name | CPU: ours |
-    |---|---:|
-    | a\\|b | 1 |
+    | name | CPU: ours | remark |
+    |---|---:|---|
+    | a\\|b | 1 | c |
     <BLANKLINE>
     """
     found = environment(plain_markdown).from_string(

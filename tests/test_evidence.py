@@ -1,0 +1,54 @@
+"""The evidence in the tree: every row is of its grid and finished, and the pages tell what the rows say."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+pytest.importorskip("tyro", reason="the lab")
+
+from iglu.lab.report.gather import Gathered, gather
+from iglu.lab.runs.record import read_runs
+from iglu.lab.sweep.grid import read_grid
+
+ROOT = pathlib.Path(__file__).parent.parent
+EVIDENCE = ROOT / "results" / "evidence"
+pytestmark = pytest.mark.skipif(not EVIDENCE.is_dir(), reason="needs a checkout")
+sys.path.insert(0, str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def found() -> Gathered:
+    return gather([EVIDENCE])
+
+
+@pytest.mark.parametrize("file", sorted(EVIDENCE.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_recorded_runs_are_of_the_grid_beside_them_and_carried_through(file: pathlib.Path) -> None:
+    planned = {recipe.folder_name for recipe in read_grid(str(file.with_suffix(".toml"))).runs}
+    runs, complaints = read_runs(file)
+    assert complaints == []
+    assert {run.name for run in runs} <= planned
+    assert all(run.is_whole or run.status == "diverged" for run in runs)
+    assert all("tails" in run.last for run in runs if run.status == "finished")
+
+
+def test_pages_tell_the_evidence_as_the_rows_have_it(found: Gathered) -> None:
+    import evidence
+
+    told = {page.name: page.read_text(encoding="utf-8") for page in evidence.PAGES}
+    assert sum("<!-- evidence: " in text for text in told.values()) >= 2
+    for name, text in told.items():
+        assert evidence.told(text, found) == text, f"{name}: python tools/evidence.py brings it up to date"
+
+
+def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:
+    import evidence
+
+    text = "before\n<!-- evidence: sigma-rules -->\nold\n<!-- /evidence -->\nafter\n"
+    new = evidence.told(text, found)
+    assert new.startswith("before\n<!-- evidence: sigma-rules -->\n\n")
+    assert new.endswith("\n\n<!-- /evidence -->\nafter\n")
+    assert "old" not in new
+    assert evidence.told(new, found) == new

@@ -1,0 +1,75 @@
+"""The evidence as README.md and docs/ tell it, rebuilt from the rows of results/evidence; no figure is typed.
+
+    python tools/evidence.py
+
+What stands between ``<!-- evidence: NAME -->`` and ``<!-- /evidence -->`` is replaced by the block of that
+name.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable
+
+from iglu.lab.report.answer import all_tasks, answer_table, headlines
+from iglu.lab.report.claims import all_claims
+from iglu.lab.report.gather import Gathered, gather
+from iglu.lab.report.sigmas import rules_table
+from iglu.lab.results.tables import Cell, Table, markdown
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_BLOCK = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- /evidence -->)", re.DOTALL)
+
+
+def answer(found: Gathered) -> str:
+    """Where IGLU was better than ReLU and GELU, where not, and by how much."""
+    tasks = all_tasks(found)
+    return " ".join(headlines(tasks)) + "\n\n" + markdown(answer_table(tasks))
+
+
+def claims(found: Gathered) -> str:
+    """The verdicts at the reduced scale."""
+    rows = tuple(
+        (
+            Cell(claim.text),
+            Cell(f"{claim.reduced.verdict}: {claim.reduced.evidence}"),
+            Cell(claim.reduced.scale),
+        )
+        for claim in all_claims(found)
+        if claim.reduced is not None
+    )
+    names = ("claim of the paper", "at the reduced scale", "which is")
+    return markdown(Table("claims", "What the claims come to", tuple(("", name) for name in names), rows))
+
+
+def sigma_rules(found: Gathered) -> str:
+    """What the rules of ``iglu.probe`` gained over "take 1"."""
+    return "\n\n".join(markdown(table) for table in rules_table(found.evidence))
+
+
+BLOCKS: dict[str, Callable[[Gathered], str]] = {
+    "answer": answer,
+    "claims": claims,
+    "sigma-rules": sigma_rules,
+}
+
+
+def told(text: str, found: Gathered) -> str:
+    """A page with its blocks as the rows have them."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](found).strip()}\n\n{block[3]}", text)
+
+
+def main() -> None:
+    found = gather([ROOT / "results" / "evidence"])
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = told(text, found)
+        if new != text:
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

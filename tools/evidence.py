@@ -16,10 +16,12 @@ from iglu.lab.report.answer import all_tasks, answer_table, headlines
 from iglu.lab.report.claims import all_claims
 from iglu.lab.report.gather import Gathered, gather
 from iglu.lab.report.sigmas import rules_table
-from iglu.lab.results.tables import Cell, Table, markdown
+from iglu.lab.results.tables import Cell, Table, markdown, numbered
+from iglu.lab.sweep.grid import read_grid
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+EVIDENCE = ROOT / "results" / "evidence"
+PAGES = (ROOT / "README.md", EVIDENCE / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- /evidence -->)", re.DOTALL)
 
 
@@ -49,9 +51,33 @@ def sigma_rules(found: Gathered) -> str:
     return "\n\n".join(markdown(table) for table in rules_table(found.evidence))
 
 
+def runs(found: Gathered) -> str:
+    """What has been run of each grid, and the time it took."""
+    started = {each.grid.title: each for each in found.evidence}
+    rows = []
+    for path in sorted(EVIDENCE.glob("*.toml")):
+        grid = read_grid(str(path))
+        samples = started[grid.title].samples if grid.title in started else {}
+        done = [
+            run for of in samples.values() for each in of.values() for run in (*each.runs, *each.diverged)
+        ]
+        diverged = sum(len(each.diverged) for of in samples.values() for each in of.values())
+        hours = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 3600
+        where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
+        rows.append(
+            (
+                Cell(path.name), numbered(len(done), 0), numbered(len(grid.runs), 0),
+                numbered(diverged, 0), numbered(hours, 1), Cell("; ".join(where)),
+            )
+        )  # fmt: skip
+    names = ("grid", "runs", "of", "diverged", "hours of one core", "commit and processor")
+    return markdown(Table("runs", "What has been run", tuple(("", name) for name in names), tuple(rows)))
+
+
 BLOCKS: dict[str, Callable[[Gathered], str]] = {
     "answer": answer,
     "claims": claims,
+    "runs": runs,
     "sigma-rules": sigma_rules,
 }
 
@@ -62,7 +88,7 @@ def told(text: str, found: Gathered) -> str:
 
 
 def main() -> None:
-    found = gather([ROOT / "results" / "evidence"])
+    found = gather([EVIDENCE])
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         new = told(text, found)

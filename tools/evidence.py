@@ -62,15 +62,15 @@ def runs(found: Gathered) -> str:
             run for of in samples.values() for each in of.values() for run in (*each.runs, *each.diverged)
         ]
         diverged = sum(len(each.diverged) for of in samples.values() for each in of.values())
-        hours = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 3600
+        minutes = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 60
         where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
         rows.append(
             (
                 Cell(path.name), numbered(len(done), 0), numbered(len(grid.runs), 0),
-                numbered(diverged, 0), numbered(hours, 1), Cell("; ".join(where)),
+                numbered(diverged, 0), numbered(minutes, 0), Cell("; ".join(where)),
             )
         )  # fmt: skip
-    names = ("grid", "runs", "of", "diverged", "hours of one core", "commit and processor")
+    names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
     return markdown(Table("runs", "What has been run", tuple(("", name) for name in names), tuple(rows)))
 
 

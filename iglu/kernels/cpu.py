@@ -24,15 +24,15 @@ from iglu.kernels import record
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _torch_parallel_for() -> int | None:
-    """The address of torch's own parallel loop (a C function since 2.10), so that there is one pool of
-    threads and torch.set_num_threads is honoured."""
-    name = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(sys.platform, "libtorch_cpu.so")
+def _addresses(library: str, *names: str) -> list[int | None]:
+    """Where functions of torch's C interface lie in one of its libraries; None for those it has not got."""
+    file = {"win32": "{}.dll", "darwin": "lib{}.dylib"}.get(sys.platform, "lib{}.so").format(library)
     try:
-        library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / name))
-        return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
+        found = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / file))
+    except OSError:
+        return [None] * len(names)
+    functions = (getattr(found, name, None) for name in names)
+    return [None if each is None else ctypes.cast(each, ctypes.c_void_p).value for each in functions]
 
 
 def _load() -> tuple[Any, str]:
@@ -51,6 +51,8 @@ def _set_up(module: ModuleType) -> None:
     module.set_up(
         Tensor.__dlpack_c_exchange_api__,
         parallel_for_address,
+        *_addresses("torch_cpu", "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object"),
+        *_addresses("torch_python", "_Z16THPVariable_WrapRKN2at10TensorBaseE"),  # of a const at::TensorBase &
         tensor=Tensor,
         parameter=torch.nn.Parameter,
         is_negative=Tensor.is_neg,
@@ -101,7 +103,8 @@ def why_not(x: object) -> str:
     return ""
 
 
-parallel_for_address = _torch_parallel_for()
+# Torch's own parallel loop, so that there is one pool of threads and torch.set_num_threads is honoured.
+(parallel_for_address,) = _addresses("torch_cpu", "torch_parallel_for")
 loops: Any
 """The module ``iglu._kernels``, if it is there."""
 loops, why_none = _load()

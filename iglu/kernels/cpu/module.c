@@ -72,16 +72,38 @@ static const char *const answer_names[ANSWERS] = {
 static PyObject *answers[ANSWERS];
 static const dl_exchange *exchange;
 
-enum { CURRENT_LEVEL, IS_PROFILED, REQUIRES_GRAD, TO, DTYPE, ENTER, EXIT, NATIVE, WORDS };
+/* How torch makes a tensor, by its C interface (AOTInductor's), and shows it to Python: half the time of
+ * torch.empty_like.  NULL where a torch has not got them. */
+static struct {
+    int32_t (*empty_strided)(int64_t dimensions, const int64_t *sizes, const int64_t *strides, int32_t dtype,
+                             int32_t device_type, int32_t device_index, void **out);
+    int32_t (*delete_tensor)(void *);
+    PyObject *(*wrap)(const void *);
+} make;
+static const int32_t torch_dtypes[] = {[IGLU_F32] = 6, [IGLU_F64] = 7, [IGLU_BF16] = 15, [IGLU_F16] = 5};
+enum { TORCH_CPU = 0, NO_INDEX = -1 };
+
+enum {
+    VALUE, GATE, GLU, OUTPUT, /* the operations; of the last there is only a backward pass */
+    NONE, RATIONAL,           /* the families */
+    CURRENT_LEVEL, IS_PROFILED, REQUIRES_GRAD, TO, DTYPE, ENTER, EXIT, NATIVE,
+    WORDS
+};
 static const char *const word_texts[WORDS] = {
+    "value", "gate", "glu", "output", "none", "rational",
     "_current_level", "_is_profiler_enabled", "requires_grad", "to", "dtype", "__enter__", "__exit__", "native",
 };
 static PyObject *words[WORDS];
 
-enum { OUTPUT = IGLU_OPERATIONS }; /* of which there is only a backward pass, IGLU_OUTPUT_BACKWARD */
-static const char *const operation_names[] = {"value", "gate", "glu", "output"};
-static const int operation_codes[] = {IGLU_VALUE, IGLU_GATE, IGLU_GLU, OUTPUT};
-static const char *const family_names[] = {"none", "rational"};
+/* The loops of an operation: forward, backward, twice; -1 where there is none. */
+static const int loops_of[3][4] = {
+    {[VALUE] = IGLU_VALUE, [GATE] = IGLU_GATE, [GLU] = IGLU_GLU, [OUTPUT] = -1},
+    {[VALUE] = IGLU_VALUE_BACKWARD,
+     [GATE] = IGLU_GATE_BACKWARD,
+     [GLU] = IGLU_GLU_BACKWARD,
+     [OUTPUT] = IGLU_OUTPUT_BACKWARD},
+    {[VALUE] = IGLU_VALUE_TWICE, [GATE] = -1, [GLU] = IGLU_GLU_TWICE, [OUTPUT] = -1},
+};
 
 static int call_is_true(PyObject *function, PyObject *argument)
 {
@@ -191,12 +213,14 @@ static int is_same_shape(const tensor *a, const tensor *b)
         memcmp(a->sizes, b->sizes, (size_t)a->dimensions * sizeof(int64_t)) == 0;
 }
 
-static int read_word(PyObject *object, const char *const *allowed, int count)
+/* Which of the words from `first` to `last` it is, or -1.  Nearly always it is the same object. */
+static int read_word(PyObject *object, int first, int last)
 {
-    if (!PyUnicode_Check(object))
-        return -1;
-    for (int i = 0; i < count; i++)
-        if (PyUnicode_CompareWithASCIIString(object, allowed[i]) == 0)
+    for (int i = first; i <= last; i++)
+        if (object == words[i])
+            return i;
+    for (int i = first; i <= last && PyUnicode_Check(object); i++)
+        if (PyUnicode_CompareWithASCIIString(object, word_texts[i]) == 0)
             return i;
     return -1;
 }
@@ -236,6 +260,7 @@ static double value_at(const char *place, int dtype)
 /* sigma: a number, or a tensor of one value or of one a channel, whose doubles the caller frees. */
 typedef struct {
     PyObject *object; /* NULL where sigma is a number */
+    tensor at;
     double *values;
 } scale;
 
@@ -250,16 +275,16 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
         /* 0 and inf are other functions */
         return call->sigma > 0 && call->sigma <= (x->dtype == IGLU_F64 ? DBL_MAX : FLT_MAX);
     }
-    tensor t;
-    int served = read_tensor(object, &t);
+    const tensor *t = &out->at;
+    int served = read_tensor(object, &out->at);
     if (served <= 0)
         return served;
-    if (t.dimensions > 1)
+    if (t->dimensions > 1)
         return 0;
     out->object = object;
-    const int64_t n = t.elements;
+    const int64_t n = t->elements;
     if (n == 1) {
-        call->sigma = value_at(t.data, t.dtype);
+        call->sigma = value_at(t->data, t->dtype);
         return 1;
     }
     if (!PyLong_CheckExact(channel_dim))
@@ -278,7 +303,7 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
         return -1;
     }
     for (int64_t i = 0; i < n; i++)
-        out->values[i] = value_at(t.data + i * t.strides[0] * bytes_of(t.dtype), t.dtype);
+        out->values[i] = value_at(t->data + i * t->strides[0] * bytes_of(t->dtype), t->dtype);
     call->sigmas = out->values;
     call->channel_dimension = (int)dimension;
     return 1;
@@ -287,6 +312,7 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
 /* Everything a call consists of. */
 typedef struct {
     int operation, family;
+    int is_packed; /* x, as it was given, holds both halves of a pair */
     tensor x, up;
     iglu_call call;
     scale sigma;
@@ -318,22 +344,28 @@ static int halve(tensor *t)
     return 1;
 }
 
+/* 1 where the object is a tensor like x. */
+static int read_alike(PyObject *object, const request *r, tensor *out)
+{
+    int served = read_tensor(object, out);
+    return served > 0 ? is_same_shape(out, &r->x) : served;
+}
+
 static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject *sigma, PyObject *approximate,
                         PyObject *channel_dim, request *r)
 {
-    const int operation_index = read_word(operation, operation_names, 4);
-    r->family = read_word(approximate, family_names, IGLU_FAMILIES);
-    if (operation_index < 0 || r->family < 0)
+    r->operation = read_word(operation, VALUE, OUTPUT);
+    const int family = read_word(approximate, NONE, RATIONAL);
+    if (r->operation < 0 || family < 0)
         return 0;
-    r->operation = operation_codes[operation_index];
+    r->family = family == NONE ? IGLU_EXACT : IGLU_RATIONAL;
+    r->is_packed = r->operation == GLU && up == Py_None;
     int served = is_plain_eager();
     if (served > 0)
         served = read_tensor(x, &r->x);
     if (served > 0 && up != Py_None) {
-        served = r->operation == IGLU_GLU ? read_tensor(up, &r->up) : 0;
-        if (served > 0)
-            served = is_same_shape(&r->x, &r->up);
-    } else if (served > 0 && r->operation == IGLU_GLU) {
+        served = r->operation == GLU ? read_alike(up, r, &r->up) : 0;
+    } else if (served > 0 && r->is_packed) {
         served = halve(&r->x);
         r->up = served ? second_half(&r->x) : r->x;
     }
@@ -344,17 +376,48 @@ static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject
     r->call.dimensions = r->x.dimensions;
     memcpy(r->call.sizes, r->x.sizes, (size_t)r->x.dimensions * sizeof(int64_t));
     set_operand(r, IGLU_X, &r->x);
-    if (r->operation == IGLU_GLU)
+    if (r->operation == GLU)
         set_operand(r, IGLU_UP, &r->up);
     return 1;
 }
 
-/* A new tensor like `like`, and where it lies; in float64 if `doubles`.  None where it is wrapped by a transform. */
-static PyObject *empty_like(PyObject *like, int doubles, tensor *out)
+/* Whether the elements of t fill its memory, in whichever order, each with a place of its own. */
+static int is_dense(const tensor *t)
 {
-    PyObject *arguments = PyTuple_Pack(1, like);
-    PyObject *result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, doubles ? answers[DOUBLES] : NULL) : NULL;
+    int64_t filled = 1;
+    for (unsigned left = (1u << t->dimensions) - 1, found; left != 0; left &= ~found) {
+        found = 0;
+        for (int d = t->dimensions - 1; d >= 0 && !found; d--)
+            if (left >> d & 1 && (t->sizes[d] == 1 || t->strides[d] == filled)) {
+                found = 1u << d;
+                filled *= t->sizes[d];
+            }
+        if (!found)
+            return 0;
+    }
+    return 1;
+}
+
+/* torch.empty_like of `like`, which lies at `at`, in this dtype; NULL with an error set. */
+static PyObject *new_like(PyObject *like, const tensor *at, int dtype)
+{
+    void *made = NULL;
+    if (make.wrap && is_dense(at) &&
+        make.empty_strided(at->dimensions, at->sizes, at->strides, torch_dtypes[dtype], TORCH_CPU, NO_INDEX, &made) == 0) {
+        PyObject *result = make.wrap(made);
+        make.delete_tensor(made);
+        return result;
+    }
+    PyObject *arguments = PyTuple_Pack(1, like), *options = dtype == at->dtype ? NULL : answers[DOUBLES];
+    PyObject *result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, options) : NULL;
     Py_XDECREF(arguments);
+    return result;
+}
+
+/* The same, and where it lies.  None where it is wrapped by a transform. */
+static PyObject *empty_like(PyObject *like, const tensor *at, int dtype, tensor *out)
+{
+    PyObject *result = new_like(like, at, dtype);
     int served = result ? locate(result, out) : -1;
     if (served == 0) {
         Py_DECREF(result);
@@ -404,35 +467,35 @@ static int is_recorded(PyObject *const *tensors, int count)
     return 0;
 }
 
-static PyObject *compute(request *r, PyObject *x, PyObject *up, PyObject *out)
+static PyObject *compute(request *r, PyObject *x, PyObject *out)
 {
     tensor y = r->x;
     PyObject *result;
     if (out != Py_None) {
         result = Py_NewRef(out);
-    } else if (r->operation == IGLU_GLU && up == Py_None) {
+    } else if (r->is_packed) {
         PyObject *half = PyObject_CallMethod(x, "narrow", "iiL", -1, 0, (long long)r->x.sizes[r->x.dimensions - 1]);
-        result = half ? empty_like(half, 0, &y) : NULL;
+        result = half ? empty_like(half, &r->x, r->x.dtype, &y) : NULL;
         Py_XDECREF(half);
     } else {
-        result = empty_like(x, 0, &y);
+        result = empty_like(x, &r->x, r->x.dtype, &y);
     }
     if (result == NULL || result == Py_None)
         return result;
     set_operand(r, IGLU_FIRST, &y);
-    if (run(r->operation, r) != 0)
+    if (run(loops_of[0][r->operation], r) != 0)
         Py_CLEAR(result);
     return result;
 }
 
 /* The same with its name in the profile. */
-static PyObject *compute_named(request *r, PyObject *operation, PyObject *x, PyObject *up, PyObject *out)
+static PyObject *compute_named(request *r, PyObject *operation, PyObject *x, PyObject *out)
 {
     PyObject *name = PyUnicode_FromFormat("iglu::%U", operation), *result = NULL, *done = NULL;
     PyObject *named = name ? PyObject_CallFunctionObjArgs(answers[NAMED], name, NULL) : NULL;
     PyObject *entered = named ? PyObject_CallMethodObjArgs(named, words[ENTER], NULL) : NULL;
     if (entered) {
-        result = compute(r, x, up, out);
+        result = compute(r, x, out);
         if (result)
             done = PyObject_CallMethodObjArgs(named, words[EXIT], Py_None, Py_None, Py_None, NULL);
         if (done == NULL)
@@ -458,7 +521,7 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
     const int was_asked = is_asked;
     is_asked = 0;
     if (served > 0)
-        served = r.operation != OUTPUT && (out == Py_None || (out == x && !is_expanded(&r.x)));
+        served = loops_of[0][r.operation] >= 0 && (out == Py_None || (out == x && !is_expanded(&r.x)));
     if (served > 0) {
         PyObject *const tensors[] = {x, up == Py_None ? NULL : up, r.sigma.object};
         int recorded = out == Py_None && !was_asked ? is_recorded(tensors, 3) : 0;
@@ -474,9 +537,9 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
             is_asked = 0;
             Py_XDECREF(call);
         } else if (profiled > 0) {
-            result = compute_named(&r, operation, x, up, out);
+            result = compute_named(&r, operation, x, out);
         } else if (recorded == 0 && profiled == 0) {
-            result = compute(&r, x, up, out);
+            result = compute(&r, x, out);
         }
     } else if (served == 0) {
         result = Py_NewRef(Py_None);
@@ -485,14 +548,7 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return result;
 }
 
-/* -- backward ------------------------------------------------------------------------------------------------- */
-
-/* 1 where the object is a tensor like x. */
-static int read_alike(PyObject *object, const request *r, tensor *out)
-{
-    int served = read_tensor(object, out);
-    return served > 0 ? is_same_shape(out, &r->x) : served;
-}
+/* -- backward, and backward of that --------------------------------------------------------------------------- */
 
 /* The gradient of sigma, in its shape and dtype. */
 static PyObject *sigma_gradient(const request *r, PyObject *sums)
@@ -503,39 +559,96 @@ static PyObject *sigma_gradient(const request *r, PyObject *sums)
     return result;
 }
 
-static PyObject *gradients(request *r, PyObject *x, PyObject *up, int needs_sigma)
+/* The gradients of grad, if it is given, of x, of up and of sigma, as a tuple. */
+static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *grad_at, PyObject *x, PyObject *up,
+                           int needs_sigma)
 {
-    static const int backward_of[] = {
-        [IGLU_VALUE] = IGLU_VALUE_BACKWARD,
-        [IGLU_GATE] = IGLU_GATE_BACKWARD,
-        [IGLU_GLU] = IGLU_GLU_BACKWARD,
-        [OUTPUT] = IGLU_OUTPUT_BACKWARD,
-    };
-    tensor first, second, doubles;
-    PyObject *by_x = empty_like(x, 0, &first), *by_up = NULL, *sums = NULL, *by_sigma = NULL, *result = NULL;
-    if (by_x && up != Py_None)
-        by_up = empty_like(up, 0, &second);
-    if (by_x && needs_sigma)
-        sums = empty_like(r->sigma.object, 1, &doubles);
-    if (by_x && (up == Py_None || by_up) && (!needs_sigma || sums)) {
-        if (r->operation == IGLU_GLU && up == Py_None) {
-            halve(&first);
-            second = second_half(&first);
-        }
-        set_operand(r, IGLU_FIRST, &first);
-        if (r->operation == IGLU_GLU)
-            set_operand(r, IGLU_SECOND, &second);
-        r->call.by_sigma = needs_sigma ? (double *)(void *)doubles.data : NULL;
-        if (run(backward_of[r->operation], r) == 0) {
-            by_sigma = needs_sigma ? sigma_gradient(r, sums) : Py_NewRef(Py_None);
-            if (by_sigma)
-                result = PyTuple_Pack(3, by_x, by_up ? by_up : Py_None, by_sigma);
+    tensor whole = r->x, made_at;
+    if (r->is_packed)
+        whole.sizes[whole.dimensions - 1] *= 2;
+    PyObject *const like[] = {grad, x, up}, *sums = NULL;
+    const tensor *const at[] = {grad_at, &whole, &r->up};
+    const int begin = grad == NULL;
+    PyObject *result = PyTuple_New(4 - begin);
+    int is_well = result != NULL, operand = IGLU_FIRST;
+    for (int i = begin; is_well && i < 3; i++) {
+        PyObject *made = like[i] == Py_None ? Py_NewRef(Py_None) : empty_like(like[i], at[i], r->x.dtype, &made_at);
+        is_well = made && PyTuple_SetItem(result, i - begin, made) == 0;
+        if (!is_well || made == Py_None)
+            continue;
+        const int is_both = r->is_packed && like[i] == x;
+        if (is_both)
+            halve(&made_at);
+        set_operand(r, operand++, &made_at);
+        if (is_both) {
+            made_at = second_half(&made_at);
+            set_operand(r, operand++, &made_at);
         }
     }
-    Py_XDECREF(by_x);
-    Py_XDECREF(by_up);
+    if (is_well && needs_sigma) {
+        sums = empty_like(r->sigma.object, &r->sigma.at, IGLU_F64, &made_at);
+        r->call.by_sigma = sums ? (double *)(void *)made_at.data : NULL;
+        is_well = sums != NULL;
+    }
+    if (is_well && run(loops, r) == 0) {
+        PyObject *by_sigma = needs_sigma ? sigma_gradient(r, sums) : Py_NewRef(Py_None);
+        is_well = by_sigma && PyTuple_SetItem(result, 3 - begin, by_sigma) == 0;
+    } else {
+        is_well = 0;
+    }
     Py_XDECREF(sums);
-    Py_XDECREF(by_sigma);
+    if (!is_well)
+        Py_CLEAR(result);
+    return result;
+}
+
+/* by_x and by_up, which are the halves of by_x where x holds both. */
+static int read_second(PyObject *by_x, PyObject *by_up, request *r)
+{
+    tensor first, second;
+    int served = read_tensor(by_x, &first);
+    if (served > 0 && r->is_packed)
+        served = halve(&first);
+    if (served > 0)
+        served = is_same_shape(&first, &r->x);
+    if (served > 0 && r->is_packed)
+        second = second_half(&first);
+    else if (served > 0 && r->operation == GLU)
+        served = read_alike(by_up, r, &second);
+    if (served > 0) {
+        set_operand(r, IGLU_BY_X, &first);
+        if (r->operation == GLU)
+            set_operand(r, IGLU_BY_UP, &second);
+    }
+    return served;
+}
+
+/* Backward; or twice, given by_x and by_up. */
+static PyObject *differentiate(PyObject *operation, PyObject *by_x, PyObject *by_up, PyObject *const *args)
+{
+    PyObject *grad_object = args[0], *x = args[1], *up = args[2], *result = NULL;
+    request r;
+    memset(&r, 0, sizeof r);
+    tensor grad;
+    int loops = -1, needs_sigma = PyObject_IsTrue(args[6]);
+    int served = needs_sigma < 0 ? -1 : read_request(operation, x, up, args[3], args[4], args[5], &r);
+    if (served > 0) {
+        loops = loops_of[by_x ? 2 : 1][r.operation];
+        served = loops >= 0 && (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object);
+    }
+    if (served > 0)
+        served = is_outside_transforms();
+    if (served > 0)
+        served = read_alike(grad_object, &r, &grad);
+    if (served > 0 && by_x)
+        served = read_second(by_x, by_up, &r);
+    if (served > 0) {
+        set_operand(&r, IGLU_GRAD, &grad);
+        result = gradients(&r, loops, by_x ? grad_object : NULL, &grad, x, up, needs_sigma);
+    } else if (served == 0) {
+        result = Py_NewRef(Py_None);
+    }
+    free(r.sigma.values);
     return result;
 }
 
@@ -544,81 +657,7 @@ static PyObject *backward(PyObject *module, PyObject *const *args, Py_ssize_t co
     (void)module;
     if (count != 8)
         return PyErr_Format(PyExc_TypeError, "iglu._kernels.backward: expected 8 arguments, got %zd", count);
-    PyObject *grad_object = args[1], *x = args[2], *up = args[3], *result = NULL;
-    request r;
-    memset(&r, 0, sizeof r);
-    tensor grad;
-    int needs_sigma = PyObject_IsTrue(args[7]);
-    int served = needs_sigma < 0 ? -1 : read_request(args[0], x, up, args[4], args[5], args[6], &r);
-    if (served > 0)
-        served = (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object);
-    if (served > 0)
-        served = is_outside_transforms();
-    if (served > 0)
-        served = read_alike(grad_object, &r, &grad);
-    if (served > 0) {
-        set_operand(&r, IGLU_GRAD, &grad);
-        result = gradients(&r, x, up, needs_sigma);
-    } else if (served == 0) {
-        result = Py_NewRef(Py_None);
-    }
-    free(r.sigma.values);
-    return result;
-}
-
-/* -- twice ---------------------------------------------------------------------------------------------------- */
-
-/* by_x and by_up, which are the halves of by_x where x holds both. */
-static int read_second(PyObject *by_x, PyObject *by_up, int is_packed, request *r)
-{
-    tensor first, second;
-    int served = read_tensor(by_x, &first);
-    if (served > 0 && is_packed)
-        served = halve(&first);
-    if (served > 0)
-        served = is_same_shape(&first, &r->x);
-    if (served > 0 && r->operation == IGLU_GLU) {
-        if (is_packed)
-            second = second_half(&first);
-        else
-            served = read_alike(by_up, r, &second);
-        if (served > 0)
-            set_operand(r, IGLU_BY_UP, &second);
-    }
-    if (served > 0)
-        set_operand(r, IGLU_BY_X, &first);
-    return served;
-}
-
-static PyObject *second_gradients(request *r, PyObject *grad, PyObject *x, PyObject *up, int needs_sigma)
-{
-    tensor first, second, third, doubles;
-    PyObject *by_grad = empty_like(grad, 0, &first), *by_x = by_grad ? empty_like(x, 0, &second) : NULL;
-    PyObject *by_up = by_x && up != Py_None ? empty_like(up, 0, &third) : NULL;
-    PyObject *sums = by_x && needs_sigma ? empty_like(r->sigma.object, 1, &doubles) : NULL;
-    PyObject *by_sigma = NULL, *result = NULL;
-    if (by_x && (up == Py_None || by_up) && (!needs_sigma || sums)) {
-        if (r->operation == IGLU_GLU && up == Py_None) {
-            halve(&second);
-            third = second_half(&second);
-        }
-        set_operand(r, IGLU_FIRST, &first);
-        set_operand(r, IGLU_SECOND, &second);
-        if (r->operation == IGLU_GLU)
-            set_operand(r, IGLU_THIRD, &third);
-        r->call.by_sigma = needs_sigma ? (double *)(void *)doubles.data : NULL;
-        if (run(r->operation == IGLU_GLU ? IGLU_GLU_TWICE : IGLU_VALUE_TWICE, r) == 0) {
-            by_sigma = needs_sigma ? sigma_gradient(r, sums) : Py_NewRef(Py_None);
-            if (by_sigma)
-                result = PyTuple_Pack(4, by_grad, by_x, by_up ? by_up : Py_None, by_sigma);
-        }
-    }
-    Py_XDECREF(by_grad);
-    Py_XDECREF(by_x);
-    Py_XDECREF(by_up);
-    Py_XDECREF(sums);
-    Py_XDECREF(by_sigma);
-    return result;
+    return differentiate(args[0], NULL, NULL, args + 1);
 }
 
 static PyObject *twice(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -626,28 +665,7 @@ static PyObject *twice(PyObject *module, PyObject *const *args, Py_ssize_t count
     (void)module;
     if (count != 10)
         return PyErr_Format(PyExc_TypeError, "iglu._kernels.twice: expected 10 arguments, got %zd", count);
-    PyObject *grad_object = args[3], *x = args[4], *up = args[5], *result = NULL;
-    request r;
-    memset(&r, 0, sizeof r);
-    tensor grad;
-    int needs_sigma = PyObject_IsTrue(args[9]);
-    int served = needs_sigma < 0 ? -1 : read_request(args[0], x, up, args[6], args[7], args[8], &r);
-    if (served > 0)
-        served = (r.operation == IGLU_VALUE || r.operation == IGLU_GLU) && (!needs_sigma || r.sigma.object);
-    if (served > 0)
-        served = is_outside_transforms();
-    if (served > 0)
-        served = read_alike(grad_object, &r, &grad);
-    if (served > 0)
-        served = read_second(args[1], args[2], r.operation == IGLU_GLU && up == Py_None, &r);
-    if (served > 0) {
-        set_operand(&r, IGLU_GRAD, &grad);
-        result = second_gradients(&r, grad_object, x, up, needs_sigma);
-    } else if (served == 0) {
-        result = Py_NewRef(Py_None);
-    }
-    free(r.sigma.values);
-    return result;
+    return differentiate(args[0], args[1], args[2], args + 3);
 }
 
 /* -- the module ----------------------------------------------------------------------------------------------- */
@@ -655,8 +673,9 @@ static PyObject *twice(PyObject *module, PyObject *const *args, Py_ssize_t count
 static PyObject *set_up(PyObject *module, PyObject *arguments, PyObject *keywords)
 {
     (void)module;
-    PyObject *table = NULL, *parallel_for = NULL;
-    if (!PyArg_ParseTuple(arguments, "OO", &table, &parallel_for))
+    PyObject *table = NULL, *functions[4] = {NULL};
+    void *addresses[4];
+    if (!PyArg_ParseTuple(arguments, "OOOOO", &table, &functions[0], &functions[1], &functions[2], &functions[3]))
         return NULL;
     const dl_exchange *found = PyCapsule_GetPointer(table, "dlpack_exchange_api");
     if (found == NULL)
@@ -665,9 +684,11 @@ static PyObject *set_up(PyObject *module, PyObject *arguments, PyObject *keyword
         return PyErr_Format(PyExc_ImportError,
                             "torch's table of C functions must be of DLPack 1 and tell where a tensor lies, got %u.%u%s",
                             found->major, found->minor, found->tensor_from_object ? "" : " without that function");
-    void *address = parallel_for == Py_None ? NULL : PyLong_AsVoidPtr(parallel_for);
-    if (PyErr_Occurred())
-        return NULL;
+    for (int i = 0; i < 4; i++) {
+        addresses[i] = functions[i] == Py_None ? NULL : PyLong_AsVoidPtr(functions[i]);
+        if (PyErr_Occurred())
+            return NULL;
+    }
     for (int i = 0; i < ANSWERS; i++) {
         PyObject *answer = keywords ? PyDict_GetItemString(keywords, answer_names[i]) : NULL;
         if (answer == NULL)
@@ -675,9 +696,12 @@ static PyObject *set_up(PyObject *module, PyObject *arguments, PyObject *keyword
         Py_XDECREF(answers[i]);
         answers[i] = Py_NewRef(answer);
     }
-    iglu_parallel_for *function;
-    *(void **)&function = address;
-    iglu_set_parallel_for(function);
+    iglu_parallel_for *parallel_for;
+    *(void **)&parallel_for = addresses[0];
+    iglu_set_parallel_for(parallel_for);
+    *(void **)&make.empty_strided = addresses[1];
+    *(void **)&make.delete_tensor = addresses[2];
+    *(void **)&make.wrap = addresses[1] && addresses[2] ? addresses[3] : NULL;
     exchange = found;
     Py_RETURN_NONE;
 }
@@ -709,7 +733,7 @@ static PyMethodDef methods[] = {
     {"backward", (PyCFunction)(void (*)(void))backward, METH_FASTCALL, NULL},
     {"twice", (PyCFunction)(void (*)(void))twice, METH_FASTCALL, NULL},
     {"set_up", (PyCFunction)(void (*)(void))set_up, METH_VARARGS | METH_KEYWORDS,
-     "The capsule of torch's table, the address of torch_parallel_for or None, and what is asked of torch."},
+     "The capsule of torch's table, the addresses of C functions of torch, or None, and what is asked of torch."},
     {"capability", capability, METH_NOARGS, "The instruction set in use: 'baseline', 'avx2' or 'avx512'."},
     {"use", use, METH_O, "Use the named instruction set."},
     {NULL, NULL, 0, NULL},

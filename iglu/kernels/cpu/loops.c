@@ -189,9 +189,10 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define THIRD 32
 
 /* A loop of OPERATION over a dense span.  USES: which of these; PARTS: are these written?
- * ANY: does each element have its own sigma, of any sign, instead of one sigma > 0 for all? */
+ * ANY: does each element have its own sigma, of any sign, instead of one sigma > 0 for all?
+ * (Unused: where wide.h has a better one.) */
 #define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, USES, PARTS, ANY)                                   \
-    static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
+    static __attribute__((unused)) void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
         const REAL_TYPE *x = span->x, *up = span->up, *grad = span->grad;                                    \
         const REAL_TYPE *by_x = span->by_x, *by_up = span->by_up;                                            \
@@ -285,10 +286,8 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 
 #define LOOP(TYPE, OPERATION, FAMILY, PARTS, ANY) OPERATION##_##FAMILY##_##TYPE##_##PARTS##ANY
 
-#define FLOAT_LOOP(OPERATION, FAMILY, USES, PARTS, ANY)                                                      \
-    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, USES, PARTS, ANY)
-
-#define OTHER_LOOPS(OPERATION, FAMILY, USES, PARTS, ANY)                                                     \
+#define LOOPS_OF(OPERATION, FAMILY, USES, PARTS, ANY)                                                        \
+    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f32, float, USES, PARTS, ANY) \
     DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, f64, double, USES, PARTS, ANY) \
     DENSE_LOOP(LOOP(half, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, half, float, USES, PARTS, ANY) \
     PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, PARTS, ANY), OPERATION##_##FAMILY, USES, PARTS, ANY)             \
@@ -297,17 +296,16 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
         converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                       \
     }
 
-#define LOOPS_OF(...) FLOAT_LOOP(__VA_ARGS__) OTHER_LOOPS(__VA_ARGS__)
-
 /* With and without the parts of the gradient of sigma. */
 #define BACKWARD_LOOPS_OF(OPERATION, FAMILY, USES, ANY)                                                      \
     LOOPS_OF(OPERATION, FAMILY, USES, 0, ANY)                                                                \
     LOOPS_OF(OPERATION, FAMILY, USES, 1, ANY)
 
-/* All but those that wide.h may have in float. */
 #define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                         \
+    LOOPS_OF(value, FAMILY, 0, 0, ANY)                                                                       \
     LOOPS_OF(gate, FAMILY, 0, 0, ANY)                                                                        \
     LOOPS_OF(glu, FAMILY, UP, 0, ANY)                                                                        \
+    BACKWARD_LOOPS_OF(value_backward, FAMILY, GRAD, ANY)                                                     \
     BACKWARD_LOOPS_OF(gate_backward, FAMILY, GRAD, ANY)                                                      \
     BACKWARD_LOOPS_OF(glu_backward, FAMILY, UP | GRAD | SECOND, ANY)                                         \
     BACKWARD_LOOPS_OF(value_twice, FAMILY, GRAD | BY_X | SECOND, ANY)                                        \
@@ -317,25 +315,11 @@ LOOPS_OF_FAMILY(exact, 0)
 LOOPS_OF_FAMILY(exact, 1)
 LOOPS_OF_FAMILY(rational, 0)
 LOOPS_OF_FAMILY(rational, 1)
-LOOPS_OF(value, exact, 0, 0, 1)
-LOOPS_OF(value, rational, 0, 0, 1)
-BACKWARD_LOOPS_OF(value_backward, exact, GRAD, 1)
-BACKWARD_LOOPS_OF(value_backward, rational, GRAD, 0)
-BACKWARD_LOOPS_OF(value_backward, rational, GRAD, 1)
 BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 0)
 BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 1)
 
-OTHER_LOOPS(value, exact, 0, 0, 0)
-OTHER_LOOPS(value, rational, 0, 0, 0)
-OTHER_LOOPS(value_backward, exact, GRAD, 0, 0)
-OTHER_LOOPS(value_backward, exact, GRAD, 1, 0)
 #if WIDE
 #include "wide.h"
-#else
-FLOAT_LOOP(value, exact, 0, 0, 0)
-FLOAT_LOOP(value, rational, 0, 0, 0)
-FLOAT_LOOP(value_backward, exact, GRAD, 0, 0)
-FLOAT_LOOP(value_backward, exact, GRAD, 1, 0)
 #endif
 
 /* Sums in eight lanes, for speed as for accuracy, and always in the same order. */

@@ -1,24 +1,26 @@
 /* Loops over float that AVX-512 has better instructions for than a compiler finds: included by loops.c where
- * WIDE is 1.  The same equations and the same names as in formulas.h, sixteen elements at once, for one
- * sigma > 0:
+ * WIDE is 1, whose own they replace.  The same equations and the same names as in formulas.h, sixteen elements
+ * at once, for one sigma > 0:
  *
  *   rational value   the quotient from the estimate of a reciprocal and one correction, instead of a division
  *   exact value,     a polynomial of degree 4 for each sixteenth of 0 <= m <= 1, coefficients looked up in
  *   exact slope      registers, instead of one of degree 8 and of two of degrees 10 and 12 for the whole range
+ *   exact curvature  without 1/|u|, since u^2 fits into a float wherever the result does
  *
  * Arguments of minima and maxima are in the order that lets a NaN and a -0 through. */
 
 #include "tables.h"
 
 typedef struct {
-    __m512 sigma, sigma_low, floor, floor_error, largest;
+    __m512 sigma, sigma_low, over_pi, over_pi_low, floor, floor_error, largest;
 } scale_wide;
 
 IGLU_INLINE scale_wide scale_wide_of(const iglu_span *span)
 {
 #define CONSTANT(name) _mm512_set1_ps(*(const float *)span->constants[name])
-    scale_wide k = {CONSTANT(IGLU_SIGMA), CONSTANT(IGLU_SIGMA_LOW), CONSTANT(IGLU_FLOOR),
-                    CONSTANT(IGLU_FLOOR_ERROR), CONSTANT(IGLU_LARGEST)};
+    scale_wide k = {CONSTANT(IGLU_SIGMA),       CONSTANT(IGLU_SIGMA_LOW), CONSTANT(IGLU_OVER_PI),
+                    CONSTANT(IGLU_OVER_PI_LOW), CONSTANT(IGLU_FLOOR),     CONSTANT(IGLU_FLOOR_ERROR),
+                    CONSTANT(IGLU_LARGEST)};
 #undef CONSTANT
     return k;
 }
@@ -36,14 +38,17 @@ IGLU_INLINE __m512 quotient_wide(__m512 x, __m512 d)
     return _mm512_fmadd_ps(_mm512_fnmadd_ps(d, q, x), r, q);
 }
 
-/* |x| is cut at a = 2^100, so that the estimate is neither 0 nor subnormal; the tail is 1/(2 sigma) by then. */
-IGLU_INLINE __m512 rational_value_wide(__m512 x, scale_wide k)
+/* |x| is cut at a = 2^100, so that the estimate is neither 0 nor subnormal; the tail is 1/(2 sigma) by then.  (The
+ * cut of a NaN is no NaN, its positive part is.)  The divisor is doubled, which costs nothing, instead of halving the
+ * quotient.  The low part of sigma, which a float has not got, is one more operation of nine. */
+IGLU_INLINE __m512 rational_value_wide(__m512 x, scale_wide k, int has_low)
 {
-    __m512 cut = _mm512_min_ps(k.largest, _mm512_div_ps(_mm512_set1_ps(0x1p100f), k.sigma));
-    __m512 size = _mm512_min_ps(cut, _mm512_abs_ps(x));
-    __m512 d = _mm512_fmadd_ps(k.sigma_low, size, _mm512_set1_ps(1));
-    d = _mm512_fmadd_ps(k.sigma, size, d);
-    return _mm512_fnmadd_ps(_mm512_set1_ps(0.5f), quotient_wide(size, d), positive_part_wide(x));
+    const __m512 two = _mm512_set1_ps(2), twice = _mm512_add_ps(k.sigma, k.sigma);
+    const __m512 twice_low = _mm512_add_ps(k.sigma_low, k.sigma_low);
+    const __m512 cut = _mm512_min_ps(k.largest, _mm512_div_ps(_mm512_set1_ps(0x1p100f), k.sigma));
+    __m512 size = _mm512_range_ps(cut, x, 10); /* the smaller of the absolute values */
+    __m512 d = _mm512_fmadd_ps(twice, size, has_low ? _mm512_fmadd_ps(twice_low, size, two) : two);
+    return _mm512_sub_ps(positive_part_wide(x), quotient_wide(size, d));
 }
 
 /* -- exact --------------------------------------------------------------------------------------------- */
@@ -125,46 +130,105 @@ IGLU_INLINE __m512 exact_slope_wide(__m512 x, scale_wide k, pieces of)
 
 #undef COEFFICIENT
 
+/* 2 sigma/(pi d^2), d = 1 + u^2, of which 1/d = r (1 + error).  |u| is cut where d^2 has long overflowed. */
+IGLU_INLINE __m512 exact_curvature_wide(__m512 x, scale_wide k)
+{
+    const __m512 one = _mm512_set1_ps(1), twice = _mm512_add_ps(k.over_pi, k.over_pi);
+    __m512 size = size_wide(x, k), a = _mm512_mul_ps(k.sigma, size);
+    __m512 a_low = _mm512_fmadd_ps(k.sigma_low, size, _mm512_fmsub_ps(k.sigma, size, a));
+    a = _mm512_min_ps(_mm512_set1_ps(0x1p63f), a);
+    __m512 d = _mm512_fmadd_ps(a, a, one), r = _mm512_div_ps(one, d);
+    __m512 d_low = _mm512_fmadd_ps(_mm512_add_ps(a, a), a_low, _mm512_fmadd_ps(a, a, _mm512_sub_ps(one, d)));
+    __m512 error = _mm512_fnmadd_ps(d_low, r, _mm512_fnmadd_ps(d, r, one));
+    error = _mm512_add_ps(_mm512_add_ps(error, error), _mm512_div_ps(k.over_pi_low, k.over_pi));
+    __m512 result = _mm512_mul_ps(_mm512_mul_ps(twice, r), r);
+    return _mm512_fmadd_ps(result, error, result);
+}
+
 /* -- the loops ----------------------------------------------------------------------------------------- */
 
-/* RESULT is of `at`, and of `grad`, if GRAD says so. */
-#define WIDE_LOOP(FUNCTION, GRAD, PREPARED, RESULT)                                                          \
+/* Whether a loop upwards would load from soon after it stored to the same place in another page, which a processor
+ * takes for the same place until it has looked closer, and waits.  A loop downwards does not. */
+IGLU_INLINE int is_before_in_page(const void *from, const void *to)
+{
+    return from && ((uintptr_t)to - (uintptr_t)from - 1) % 4096 < 1024;
+}
+
+#define LOAD(from) _mm512_loadu_ps(from + i)
+#define STORE(to, result) _mm512_storeu_ps(to + i, result)
+#define LOAD_REST(from) _mm512_maskz_loadu_ps(rest, from + i)
+#define STORE_REST(to, result) _mm512_mask_storeu_ps(to + i, rest, result)
+#define WIDE_STEP(LOAD, STORE, USES, FIRST, SECOND_RESULT)                                                   \
+    {                                                                                                        \
+        const __m512 x = LOAD(xs), up = (USES)&UP ? LOAD(ups) : x, grad = (USES)&GRAD ? LOAD(grads) : x;     \
+        const __m512 by_x = (USES)&BY_X ? LOAD(by_xs) : x;                                                   \
+        (void)up, (void)grad, (void)by_x;                                                                    \
+        STORE(first, FIRST);                                                                                 \
+        if ((USES)&SECOND)                                                                                   \
+            STORE(second, SECOND_RESULT);                                                                    \
+    }
+
+/* The results are of x, up, grad and by_x, of which USES says which there are, as in loops.c. */
+#define WIDE_LOOP(FUNCTION, USES, PREPARED, FIRST, SECOND_RESULT)                                            \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const float *x = span->x, *grads = span->grad;                                                       \
-        float *first = span->first;                                                                          \
+        const float *xs = span->x, *ups = span->up, *grads = span->grad, *by_xs = span->by_x;                \
+        float *first = span->first, *second = span->second;                                                  \
         const scale_wide k = scale_wide_of(span);                                                            \
         PREPARED                                                                                             \
-        int64_t i = 0;                                                                                       \
-        for (; i + 16 <= n; i += 16) {                                                                       \
-            __m512 at = _mm512_loadu_ps(x + i), grad = GRAD ? _mm512_loadu_ps(grads + i) : at;               \
-            (void)grad;                                                                                      \
-            _mm512_storeu_ps(first + i, RESULT);                                                             \
-        }                                                                                                    \
-        if (i < n) {                                                                                         \
-            const __mmask16 rest = (__mmask16)((1u << (n - i)) - 1);                                         \
-            __m512 at = _mm512_maskz_loadu_ps(rest, x + i);                                                  \
-            __m512 grad = GRAD ? _mm512_maskz_loadu_ps(rest, grads + i) : at;                                \
-            (void)grad;                                                                                      \
-            _mm512_mask_storeu_ps(first + i, rest, RESULT);                                                  \
+        const int is_downwards = is_before_in_page(xs, first) || is_before_in_page(grads, first);            \
+        const int64_t whole = n / 16 * 16, step = is_downwards ? -16 : 16;                                   \
+        int64_t i = is_downwards ? whole - 16 : 0;                                                           \
+        for (int64_t left = whole; left > 0; left -= 16, i += step)                                          \
+            WIDE_STEP(LOAD, STORE, USES, FIRST, SECOND_RESULT)                                               \
+        if (whole < n) {                                                                                     \
+            const __mmask16 rest = (__mmask16)((1u << (n - whole)) - 1);                                     \
+            i = whole;                                                                                       \
+            WIDE_STEP(LOAD_REST, STORE_REST, USES, FIRST, SECOND_RESULT)                                     \
         }                                                                                                    \
     }
 
-WIDE_LOOP(LOOP(f32, value, rational, 0, 0), 0, , rational_value_wide(at, k))
-WIDE_LOOP(LOOP(f32, value, exact, 0, 0), 0, pieces of = pieces_of(NEAR_VALUE, FAR_VALUE);
-          of.far_low = _mm512_fmadd_ps(of.far[0], k.floor_error, of.far_low);
-          , exact_value_wide(at, k, of))
-WIDE_LOOP(LOOP(f32, value_backward, exact, 0, 0), 1, const pieces of = pieces_of(NEAR_SLOPE, FAR_SLOPE);
-          , _mm512_mul_ps(grad, exact_slope_wide(at, k, of)))
+#define VALUES                                                                                               \
+    pieces values = pieces_of(NEAR_VALUE, FAR_VALUE);                                                        \
+    values.far_low = _mm512_fmadd_ps(values.far[0], k.floor_error, values.far_low);
+#define SLOPES const pieces slopes = pieces_of(NEAR_SLOPE, FAR_SLOPE);
+#define TIMES(a, b) _mm512_mul_ps(a, b)
+
+WIDE_LOOP(rational_of_float_sigma, 0, , rational_value_wide(x, k, 0), x)
+WIDE_LOOP(rational_of_double_sigma, 0, , rational_value_wide(x, k, 1), x)
+WIDE_LOOP(value_wide, 0, VALUES, exact_value_wide(x, k, values), x)
+WIDE_LOOP(glu_wide, UP, VALUES, TIMES(exact_value_wide(x, k, values), up), x)
+WIDE_LOOP(value_backward_wide, GRAD, SLOPES, TIMES(grad, exact_slope_wide(x, k, slopes)), x)
+WIDE_LOOP(glu_backward_wide, UP | GRAD | SECOND, VALUES SLOPES,
+          TIMES(TIMES(grad, up), exact_slope_wide(x, k, slopes)), TIMES(grad, exact_value_wide(x, k, values)))
+WIDE_LOOP(value_twice_wide, GRAD | BY_X | SECOND, SLOPES, TIMES(by_x, exact_slope_wide(x, k, slopes)),
+          TIMES(TIMES(grad, by_x), exact_curvature_wide(x, k)))
+
+static void rational_wide(const iglu_span *span, int64_t n)
+{
+    const scale_f32 k = scale_at_f32(constants_of_f32(span), 0);
+    if (k.sigma >= 0x1p126f) /* whose double may overflow */
+        value_rational_f32_00(span, n);
+    else if (k.sigma_low == 0)
+        rational_of_float_sigma(span, n);
+    else
+        rational_of_double_sigma(span, n);
+}
 
 /* The gradient of x is the same to the last bit whether that of sigma is asked for or not. */
-static void LOOP(f32, value_backward, exact, 1, 0)(const iglu_span *span, int64_t n)
+static void value_backward_with_parts_wide(const iglu_span *span, int64_t n)
 {
     const float *x = span->x, *grad = span->grad;
     float *parts = span->parts;
     const scale_f32 k = scale_at_f32(constants_of_f32(span), 0);
     INDEPENDENT for (int64_t i = 0; i < n; i++) parts[i] = grad[i] * exact_by_sigma_f32(x[i], k);
-    LOOP(f32, value_backward, exact, 0, 0)(span, n);
+    value_backward_wide(span, n);
 }
 
-#undef WIDE_LOOP
+#define value_rational_f32_00 rational_wide
+#define value_exact_f32_00 value_wide
+#define glu_exact_f32_00 glu_wide
+#define value_backward_exact_f32_00 value_backward_wide
+#define value_backward_exact_f32_10 value_backward_with_parts_wide
+#define glu_backward_exact_f32_00 glu_backward_wide
+#define value_twice_exact_f32_00 value_twice_wide

@@ -352,7 +352,7 @@ def test_a_function_has_one_name_in_every_graph():
     names = set()
     for context in (contextlib.nullcontext(), iglu.backend("plain"), Watch()):
         with context:
-            names.add(iglu.iglu(x, 0.7).grad_fn.name())
+            names.add(type(iglu.iglu(x, 0.7).grad_fn).__name__)
     assert names == {"IgluBackward"}
 
 

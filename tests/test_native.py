@@ -563,32 +563,66 @@ def test_a_gradient_that_is_not_like_x_and_one_of_a_number_are_declined(once):
     assert kernels.twice("output", x, None, x, x, None, 1.0, "rational", 1, False) is None
 
 
+class _Recorder:
+    """In the place of the module: what it is handed."""
+
+    def set_up(self, table, *addresses, **answers):
+        self.table, self.addresses, self.answers = table, addresses, answers
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_torch_without_one_of_the_functions_that_make_tensors_is_asked_in_python(once, missing):
+    handed = _Recorder()
+    cpu._set_up(handed)
+    x, sigma = random(2, 3, 4, 5), torch.tensor(CHANNELS_WITH_ALL_SIGNS)
+    layouts = (x, x.transpose(1, 2), x[:, ::2], x[:, :, :1], x[0, 0, 0, 0], x[:1].expand(3, 3, 4, 5))
+
+    def everything():
+        for each in layouts:
+            for dtype in DTYPES.values():
+                at = each.to(dtype)
+                scale = sigma[: at.shape[-1]] if at.dim() else 0.7
+                yield kernels.forward("value", at, None, scale, "none", -1)
+                yield from kernels.backward("value", at, at, None, scale, "none", -1, bool(at.dim()))[::2]
+                yield from kernels.twice("value", at, None, at, at, None, 0.7, "none", -1, False)[:2]
+
+    expected = list(everything())
+    try:
+        addresses = [None if i == missing else each for i, each in enumerate(handed.addresses)]
+        kernels.set_up(handed.table, *addresses, **handed.answers)
+        found = list(everything())
+    finally:
+        cpu._set_up(kernels)
+    for got, wanted in zip(found, expected, strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            assert torch.equal(got, wanted)
+            assert (got.dtype, got.stride()) == (wanted.dtype, wanted.stride())
+
+
 def test_a_table_of_another_kind_is_refused_and_what_is_missing_is_named(once):
-    answers = dict.fromkeys(
-        ["tensor", "parameter", "is_negative", "function_modes", "dispatch_modes", "tracing", "transforms",
-         "forward_ad", "is_grad_enabled", "profiler", "named", "empty_like", "doubles", "record"]
-    )  # fmt: skip
+    handed = _Recorder()
+    cpu._set_up(handed)
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    name, keep = b"dlpack_exchange_api", []
+    memories = []
 
-    def table(major, function):
-        memory = (ctypes.c_uint64 * 8)(major, 0, 0, 0, 0, function)
-        keep.append(memory)
-        return new(ctypes.addressof(memory), name, None)
+    def table(major, function, name=b"dlpack_exchange_api"):
+        memories.append((ctypes.c_uint64 * 8)(major, 0, 0, 0, 0, function))
+        return new(ctypes.addressof(memories[-1]), name, None)
 
-    with pytest.raises(ImportError, match=r"must be of DLPack 1 .* got 2\.0"):
-        kernels.set_up(table(2, 1), None, **answers)
-    with pytest.raises(ImportError, match=r"got 1\.0 without that function"):
-        kernels.set_up(table(1, 0), None, **answers)
-    with pytest.raises(ValueError, match="incorrect name"):
-        kernels.set_up(new(ctypes.addressof(keep[0]), b"another", None), None, **answers)
-    torchs = torch.Tensor.__dlpack_c_exchange_api__
+    for wrong, error, message in (
+        (table(2, 1), ImportError, r"must be of DLPack 1 .* got 2\.0"),
+        (table(1, 0), ImportError, r"got 1\.0 without that function"),
+        (table(1, 1, b"another"), ValueError, "incorrect name"),
+    ):
+        with pytest.raises(error, match=message):
+            kernels.set_up(wrong, *handed.addresses, **handed.answers)
     try:
-        for missing in answers:
-            others = {each: None for each in answers if each != missing}
+        for missing in handed.answers:
+            others = {name: answer for name, answer in handed.answers.items() if name != missing}
             with pytest.raises(TypeError, match=f"{missing} is missing"):
-                kernels.set_up(torchs, None, **others)
+                kernels.set_up(handed.table, *handed.addresses, **others)
     finally:
         cpu._set_up(kernels)
     assert forward("value", "exact", torch.ones(3)).tolist() == [0.75] * 3

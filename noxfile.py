@@ -88,7 +88,7 @@ def bench(session: nox.Session) -> None:
     """every ratio beside that of the last time on such a processor; nox -s bench -- FOLDER to keep them in"""
     install(session, "--editable", ".[lab]")
     kept = Path(*session.posargs or ["runs/nightly"])
-    program = "from iglu.lab.runs import provenance; print(provenance.collect().cpu)"
+    program = "from iglu.lab.runs import provenance; print(provenance.collect()['cpu'])"
     processor = session.run("python", "-c", program, silent=True)
     last = kept / (re.sub(r"\W+", "-", str(processor).strip()) + ".json")
     out = Path(session.create_tmp()) / "bench"

@@ -22,7 +22,7 @@ from iglu.lab.data.images import Images, ImageSet
 from iglu.lab.models.resnet import resnet20
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs import provenance
-from iglu.lab.runs.writing import claim
+from iglu.lab.runs.folder import claim
 from iglu.lab.training.loop import Loop, make_fabric
 from iglu.lab.training.tasks import IMAGE_SETS
 
@@ -110,7 +110,7 @@ def main() -> None:
         f"{flags.activation}, whole pipeline: {rates['pipeline']:.0f} images/s; bare ReLU loop: "
         f"{rates['bare']:.0f} images/s; {speed:.2f} of it, median over {flags.rounds} rounds"
     )
-    print(provenance.collect().sentence())
+    print(provenance.sentence_of(provenance.collect()))
 
 
 if __name__ == "__main__":

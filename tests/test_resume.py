@@ -26,8 +26,7 @@ import torch
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs import storage
-from iglu.lab.runs.folder import Run, read_run
-from iglu.lab.runs.writing import FolderInUseError, claim
+from iglu.lab.runs.folder import FolderInUseError, Run, claim, read_run
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.tasks import load_model

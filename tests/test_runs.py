@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from iglu.lab import cli
-from iglu.lab.fields import chooser, read_field
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import marks, samples, setting_label, summarise
 from iglu.lab.results.tables import csv_lines
 from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.record import read_runs, record
+from iglu.lab.sweep.choice import chooser, read_field
 
 BASE = RECIPES["digits-lt"].replace(epochs=2)
 

@@ -18,10 +18,10 @@ import pytest
 
 from iglu.lab import cli, paper
 from iglu.lab.commands import sweep as command
-from iglu.lab.fields import read_field
 from iglu.lab.recipes import RECIPES, Recipe
+from iglu.lab.runs.folder import claim
 from iglu.lab.runs.record import read_runs
-from iglu.lab.runs.writing import claim
+from iglu.lab.sweep.choice import read_field
 from iglu.lab.sweep.estimate import durations, wall_seconds
 from iglu.lab.sweep.grid import read_grid, survey
 from iglu.lab.sweep.local import run_local

@@ -32,10 +32,17 @@ from iglu.lab.runs.folder import Row, Run, read_run
 from iglu.lab.runs.record import read_runs
 from iglu.lab.training import loop, tasks
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint
-from iglu.lab.training.loop import Observer, Training, fit
+from iglu.lab.training.loop import (
+    Observer,
+    Training,
+    batch_parts,
+    derive_seed,
+    fit,
+    learning_rate,
+    steps_an_epoch,
+)
 from iglu.lab.training.processes import share_batch_norm
 from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
-from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
 from iglu.lab.training.tasks import ImageTask, load_model, load_task
 
 from truth import needs_compiler

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,16 @@ def as_mistakes(prefix: str = "") -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise MistakeError(f"{prefix}{error}") from error
+
+
+@contextlib.contextmanager
+def complaining(complaints: list[str], path: Path | None = None) -> Iterator[None]:
+    """What a damaged or foreign file does to those who read it is told, by its path, and stops nobody."""
+    try:
+        yield
+    except (MistakeError, OSError, UnicodeError, json.JSONDecodeError, RecursionError) as error:
+        text = str(error) or type(error).__name__
+        complaints.append(text if path is None or str(path) in text else f"{path}: {text}")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> MistakeError:

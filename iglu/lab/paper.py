@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -53,6 +54,12 @@ class RunTable(NamedTuple):
         """Each recipe once, in the order of the columns."""
         return tuple(dict.fromkeys(column.recipe for column in self.columns))
 
+    def distinguishing(self, recipe: Recipe) -> tuple[str, ...]:
+        """The fields that tell columns of one recipe apart, such as the ratio in Table 4; and
+        normalisation."""
+        alike = [other.identity() for other in self.recipes if other.name == recipe.name]
+        return (*(name for name in recipe.identity() if len({other[name] for other in alike}) > 1), "norm")
+
 
 class TailRow(NamedTuple):
     """A row of Table 5: a trained network and the tail index of its pre-activations."""
@@ -73,6 +80,12 @@ class Erratum(NamedTuple):
     printed: str | float
     right: str | float
     how: str
+
+
+def asks_the_same(setting: Recipe, recipe: Recipe, beside: str, fixed: Iterable[str]) -> bool:
+    """Of its name or of the one named ``beside``, and alike in the ``fixed`` fields."""
+    is_named = setting.name in (recipe.name, beside)
+    return is_named and all(getattr(setting, name) == getattr(recipe, name) for name in fixed)
 
 
 @functools.cache

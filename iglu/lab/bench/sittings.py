@@ -83,11 +83,11 @@ _FIELDS_OF_A_KIND: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def read_sitting(path: Path, complaints: list[str]) -> Sitting:
-    """A ValueError if the file is none of ``iglu bench``; entries that are no rows are counted, and left
+    """A MistakeError if the file is none of ``iglu bench``; entries that are no rows are counted, and left
     out."""
     body = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(body, dict) or not isinstance(body.get("rows"), list):
-        raise ValueError("not a file of iglu bench: it has no rows")
+        raise MistakeError("not a file of iglu bench: it has no rows")
     entries = body.pop("rows")
     rows = [row for row in entries if _is_timing(row)]
     if len(rows) < len(entries):

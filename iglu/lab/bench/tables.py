@@ -168,7 +168,7 @@ def table1(sittings: Sequence[Sitting]) -> Table:
         for activation in published
         for is_direct in ((False, True) if activation in measured_directly else (False,))
     ]
-    headers = [("", "activation")]
+    headers: list[str | tuple[str, str]] = ["activation"]
     columns = []
     for column, (heading, device, passes) in _TIMED.items():
         headers += [(heading, name) for name in ("paper", "ours", "difference")]
@@ -179,10 +179,10 @@ def table1(sittings: Sequence[Sitting]) -> Table:
                 for line, row, mark in zip(lines, timed, _marks(lines, timed), strict=True)
             ]
         )
-    rows = tuple(
-        (Cell(line.label), *(cell for column in columns for cell in column[number]))
+    rows = [
+        (line.label, *(cell for column in columns for cell in column[number]))
         for number, line in enumerate(lines)
-    )
+    ]
     notes = [
         "Times as long as Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
         "rounds of the quotient within a round, and the range from the 20% to the 80% quantile. The paper's "
@@ -199,7 +199,7 @@ def table1(sittings: Sequence[Sitting]) -> Table:
     ]
     title = f"Table 1. {paper.paper()['table1']['caption']}"
     tones: list[Tone] = ["ours" if line.activation.startswith(("iglu", "z")) else "" for line in lines]
-    return Table("table1", title, tuple(headers), rows, tuple(notes), tuple(tones))
+    return Table.of("table1", title, headers, rows, notes, tones)
 
 
 def _marks(lines: Sequence[_Form], timed: Sequence[Timing | None]) -> list[Mark]:
@@ -260,30 +260,26 @@ def _time_table(
     units = {
         value: unit_for([row["seconds"]["median"] for row in rows if row[field] == value]) for value in values
     }
-    headers = [("", "activation")]
+    headers: list[str | tuple[str, str]] = ["activation"]
     for value in values:
         headers += [(name_of(value), name) for name in (units[value], "±", f"x {_label(rows, reference)}")]
-    lines: list[tuple[Cell, ...]] = []
+    lines = []
     for key, first in _lines(rows).items():
-        line = [Cell(row_label(first))]
+        line: list[Cell | str | None] = [row_label(first)]
         for value in values:
             row = found.get((*key, value))
             if row is None:
-                line += [NOT_RUN, NONE, NONE]
+                line += [NOT_RUN, None, None]
             else:
                 time = row["seconds"]["median"] / UNITS[units[value]]
-                line += [
-                    Cell(three_digits(time), time),
-                    _spread_cell(row["seconds"]),
-                    _ratio_cell(row, reference),
-                ]
-        lines.append(tuple(line))
+                ratio = _ratio_cell(row, reference)
+                line += [Cell(three_digits(time), time), _spread_cell(row["seconds"]), ratio]
+        lines.append(line)
     caption = (
         f"Median of {min(row['rounds'] for row in rows)} interleaved rounds ± half the distance between the "
         "20% and 80% quantiles; ratios are medians over rounds of the quotient within a round."
     )
-    tones = tuple(map(_tone, _lines(rows).values()))
-    return Table(f"times-{field}", title, tuple(headers), tuple(lines), (caption,), tones)
+    return Table.of(f"times-{field}", title, headers, lines, [caption], map(_tone, _lines(rows).values()))
 
 
 def _label(rows: Sequence[Timing], name: str) -> str:
@@ -297,8 +293,8 @@ def _ours_against(rows: Sequence[Timing], reference: str) -> Table:
     found = {(row["activation"], row["kernel"], row["pass"], row["elements"]): row for row in mine}
     lines = [
         (
-            Cell(row_label(first)),
-            Cell(PASS_LABELS[name]),
+            row_label(first),
+            PASS_LABELS[name],
             *(_ratio_cell(found.get((*key, name, size)), reference) for size in sizes),
         )
         for key, first in _lines(mine).items()
@@ -306,15 +302,8 @@ def _ours_against(rows: Sequence[Timing], reference: str) -> Table:
         if any(row["pass"] == name for row in mine)
     ]
     title = f"Times as long as {_label(rows, reference)}, {_where(rows[0])}"
-    headers = tuple(("", name) for name in ("activation", "pass", *map(size_text, sizes)))
-    return Table(
-        f"against-{reference}",
-        title,
-        headers,
-        tuple(lines),
-        (),
-        tuple(_tone(row) for row in mine[: len(lines)]),
-    )
+    headers = ("activation", "pass", *map(size_text, sizes))
+    return Table.of(f"against-{reference}", title, headers, lines, (), map(_tone, mine[: len(lines)]))
 
 
 def not_run_lines(entries: Iterable[dict[str, str]]) -> list[str]:
@@ -348,9 +337,9 @@ def _steps(sitting: Sitting, rows: Sequence[Timing]) -> Table:
     labels = {row["activation"]: row["label"] for row in rows}
     names = ["activation", f"{first['unit']}/s", "±"]
     names += [f"time x {labels.get(name, name)}" for name in references]
-    lines = tuple(
+    lines = [
         (
-            Cell(row_label(row)),
+            row_label(row),
             numbered(row["items_a_second"]["median"], 0),
             _spread_cell(row["items_a_second"]),
             *(_ratio_cell(row, name) for name in [*references, "direct"]),
@@ -358,17 +347,13 @@ def _steps(sitting: Sitting, rows: Sequence[Timing]) -> Table:
             numbered(row["peak_bytes"] / 1e6, 0),
         )
         for row in rows
-    )
+    ]
     caption = (
         f"Forward, backward, clipping, AdamW; median of {min(row['rounds'] for row in rows)} interleaved "
         "rounds. Kept: tensors saved for the backward pass. Peak: the most that tensors made during the step "
         "held at a time, by the allocator's count, so without parameters and optimizer state."
     )
-    return Table(
-        f"steps-{first['model']}",
-        f"One training step: {first['model_label']}, {_where(first)}",
-        tuple(("", name) for name in (*names, "time x direct", "kept MB", "peak MB")),
-        lines,
-        (caption, f"{sitting.path}; {sitting.sentence}"),
-        tuple(map(_tone, rows)),
-    )
+    title = f"One training step: {first['model_label']}, {_where(first)}"
+    names += ["time x direct", "kept MB", "peak MB"]
+    notes = (caption, f"{sitting.path}; {sitting.sentence}")
+    return Table.of(f"steps-{first['model']}", title, names, lines, notes, map(_tone, rows))

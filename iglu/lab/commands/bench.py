@@ -257,13 +257,13 @@ def _progress(console: Terminal, total: int) -> Iterator[Tick]:
 def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting:
     """Measure everything the flags ask for; stopped by Ctrl-C, the sitting holds what there is."""
     stamp = provenance.collect()
-    folder = flags.out or Path("runs/bench") / stamp.date.partition("+")[0].replace(":", "-")
+    folder = flags.out or Path("runs/bench") / stamp["date"].partition("+")[0].replace(":", "-")
     path = folder / ("train.json" if flags.train else "bench.json")
     refuse_to_replace(path)
     check_writable(folder)
     heading = {
         "command": shlex.join(["iglu", "bench", *command]),
-        "provenance": stamp.as_dict(),
+        "provenance": stamp,
         "flags": json.loads(json.dumps(dataclasses.asdict(flags), default=str)),
     }
     record = Sitting(path, heading)

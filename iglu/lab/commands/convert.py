@@ -289,7 +289,7 @@ def show(found: Converted, flags: Flags) -> None:
         "corrected": [dataclasses.asdict(each) for each in found.record.corrected],
         "left": [dataclasses.asdict(each) for each in found.record.left],
         "zeros": found.record.zeros,
-        "provenance": provenance.collect().as_dict(),
+        "provenance": provenance.collect(),
     }
     path = flags.out / "convert.json"
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

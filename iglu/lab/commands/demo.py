@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         console.print(terminal(table))
     console.say("ResNet-8 and a small GPT-2. Few-shot: classes of fewer than 20 training images.")
     measured = {"accuracy": accuracy, "speed": speed, "training": [summary_row(row) for row in summary]}
-    write_json(flags.out / "demo.json", {**measured, "provenance": provenance.collect().as_dict()})
+    write_json(flags.out / "demo.json", {**measured, "provenance": provenance.collect()})
     console.say(f"Written: {flags.out}/demo.json, and {len(runs)} runs beside it, a folder each.")
     console.rule("4. To look at: the paper beside these numbers, and an explorer")
     page = write_report([flags.out, *shipped_folders()], flags.out / "report")
@@ -125,15 +125,15 @@ def accuracy_table(rows: Sequence[dict[str, Any]]) -> Table:
             errors = (row[f"{who}_{what}_error"] for what in ("gradient", "value"))
             lines.append(
                 (
-                    Cell("IGLU" if row["approximate"] == "none" else "IGLU-Approx"),
-                    Cell(f"{row['dtype']}, {label}"),
+                    "IGLU" if row["approximate"] == "none" else "IGLU-Approx",
+                    f"{row['dtype']}, {label}",
                     Cell("never" if start is None else f"sigma x = -{start:.3g}", start),
                     *(Cell(f"{error:.1e}", error) for error in errors),
                 )
             )
     names = ("", "", "negative gradient from", "its worst error", "error of the value")
     tones: tuple[Tone, ...] = ("", "quiet") * len(rows)
-    return Table("accuracy", "", tuple(("", name) for name in names), tuple(lines), (), tones)
+    return Table.of("accuracy", "", names, lines, (), tones)
 
 
 # -- 2. fast ---------------------------------------------------------------------------------------
@@ -163,11 +163,9 @@ def measure_speed(elements: int = 1_000_000, rounds: int = 15) -> list[dict[str,
 
 
 def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
-    lines = tuple(
-        (Cell(row["label"]), *(numbered(row[name]["median"]) for name in ("forward", "backward")))
-        for row in rows
-    )
-    return Table("speed", "", (("", ""), ("", "forward"), ("", "backward")), lines)
+    passes = ("forward", "backward")
+    lines = [(row["label"], *(numbered(row[name]["median"]) for name in passes)) for row in rows]
+    return Table.of("speed", "", ("", *passes), lines)
 
 
 # -- 3. in use -------------------------------------------------------------------------------------

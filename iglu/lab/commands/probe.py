@@ -176,7 +176,7 @@ def examine(target: Target, flags: ProbeFlags, console: Terminal) -> tuple[Tails
     shown = track(chosen, f"probing {target.name}", flags.batches, console=console, transient=True)
     whole = probe(target.model, shown, k=flags.k, keep=flags.keep, training=flags.training)
     body = json.loads(whole.to_json(flags.rule))
-    body |= {"first_batch": first.rows(), "provenance": provenance.collect().as_dict()}
+    body |= {"first_batch": first.rows(), "provenance": provenance.collect()}
     body["hill"] = _hill_curves(whole)
     if target.recipe is not None:
         body["recipe"] = target.recipe.as_dict()

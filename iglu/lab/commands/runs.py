@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import tyro
 
 from iglu.lab.console import Terminal
-from iglu.lab.fields import chooser
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.results.comparison import Summary, setting_label, summarise, summary_row, summary_tables
-from iglu.lab.results.tables import Cell, Table, csv_lines, terminal
+from iglu.lab.results.tables import Cell, Table, Tone, csv_lines, terminal
 from iglu.lab.runs.folder import STATUSES, Run
 from iglu.lab.runs.record import read_runs, record
+from iglu.lab.sweep.choice import chooser
 from iglu.lab.sweep.estimate import in_words
 from iglu.lab.sweep.grid import read_grid
 
@@ -118,32 +118,17 @@ def runs_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
         unit = "" if run.metric == "perplexity" else "%"
-        shown = [Cell(), Cell(), Cell()]
+        shown: list[Cell | int | None] = [None] * 3
         if run.evaluated:
-            last, best = run.last[run.metric], run.best[run.metric]
-            epoch = run.best["epoch"]
-            shown = [
-                Cell(f"{last:.2f}{unit}", last),
-                Cell(f"{best:.2f}{unit}", best),
-                Cell(str(epoch), epoch),
-            ]
+            numbers = [each[run.metric] for each in (run.last, run.best)]
+            shown = [*(Cell(f"{number:.2f}{unit}", number) for number in numbers), run.best["epoch"]]
         recipe = run.recipe
-        words = (Cell(run.status), Cell(setting_label(recipe)), Cell(recipe.activation))
         done = Cell(f"{len(run.history)}/{recipe.last_epoch}", len(run.history))
-        rows.append(
-            (
-                *words,
-                Cell(str(recipe.seed), recipe.seed),
-                done,
-                *shown,
-                Cell(in_words(run.seconds), run.seconds),
-            )
-        )
-    return Table(
-        "runs", f"{len(runs)} runs", tuple(("", name) for name in names), tuple(rows),
-        ("best*: chosen on the test set itself, so flattering",),
-        tuple("" if run.status == "finished" else "quiet" for run in runs),
-    )  # fmt: skip
+        words = (run.status, setting_label(recipe), recipe.activation, recipe.seed)
+        rows.append((*words, done, *shown, Cell(in_words(run.seconds), run.seconds)))
+    note = "best*: chosen on the test set itself, so flattering"
+    tones: list[Tone] = ["" if run.status == "finished" else "quiet" for run in runs]
+    return Table.of("runs", f"{len(runs)} runs", names, rows, [note], tones)
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import tyro
 
 from iglu.lab.cli import DONE, FAILED, INTERRUPTED
 from iglu.lab.console import Terminal
-from iglu.lab.fields import chooser, read_field
 from iglu.lab.mistakes import MistakeError, check_writable
 from iglu.lab.recipes import Recipe
 from iglu.lab.results.comparison import setting_label, summarise, summary_tables
-from iglu.lab.results.tables import NONE, Cell, Table, terminal
+from iglu.lab.results.tables import Cell, Table, terminal
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.record import read_runs
+from iglu.lab.sweep.choice import chooser, read_field
 from iglu.lab.sweep.cluster import run_on_ray
 from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.estimate import UNKNOWN, durations, in_words, wall_seconds
@@ -196,11 +196,11 @@ def _show_plan(
             mine[0].last_epoch, len(mine) - len(to_go), len(to_go),
         )  # fmt: skip
         total = math.fsum(to_go)
-        spans = [Cell(_about(time), time) for time in (total / len(to_go), total)] if to_go else [NONE] * 2
-        rows.append((Cell(label), *(Cell(str(count), count) for count in counts), *spans))
+        spans = [Cell(_about(time), time) for time in (total / len(to_go), total)] if to_go else [None] * 2
+        rows.append((label, *counts, *spans))
     names = ("recipe", "activations", "seeds", "epochs", "done", "to go", "time each", "together")
     title = f"{flags.target}: {len(recipes)} runs"
-    console.print(terminal(Table("plan", title, tuple(("", name) for name in names), tuple(rows))))
+    console.print(terminal(Table.of("plan", title, names, rows)))
     console.say(_totals(recipes, times, flags))
 
 

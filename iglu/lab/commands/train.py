@@ -15,7 +15,7 @@ from iglu.lab.console import Terminal
 from iglu.lab.data import data_folder
 from iglu.lab.mistakes import check_writable
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
-from iglu.lab.results.tables import Cell, Table, numbered, terminal
+from iglu.lab.results.tables import Cell, Table, terminal
 from iglu.lab.training.loop import Observer, fit
 from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.training.tails import tail_observers
@@ -68,11 +68,10 @@ def main(argv: list[str]) -> int:
 
 def _list_recipes() -> None:
     names = ("recipe", "data", "model", "epochs", "batch", "lr")
-    rows = tuple(
-        (Cell(recipe.name), Cell(recipe.dataset), Cell(recipe.model), numbered(recipe.epochs, 0),
-         numbered(recipe.batch, 0), Cell(f"{recipe.lr:g}", recipe.lr))
-        for recipe in RECIPES.values()
-    )  # fmt: skip
+    rows = [
+        (each.name, each.dataset, each.model, each.epochs, each.batch, Cell(f"{each.lr:g}", each.lr))
+        for each in RECIPES.values()
+    ]
     note = "iglu train RECIPE --help shows every field with its value in that recipe."
     title = "iglu train RECIPE [--FIELD VALUE ...]"
-    Terminal().print(terminal(Table("recipes", title, tuple(("", name) for name in names), rows, (note,))))
+    Terminal().print(terminal(Table.of("recipes", title, names, rows, [note])))

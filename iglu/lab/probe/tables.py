@@ -61,23 +61,17 @@ def mean_of(rows: Iterable[Mapping[str, Any]], name: str) -> float:
 def layer_table(tails: Tails, key: str) -> Table:
     """One network, layer by layer."""
     rows = tails.body["layers"]
-    lines = tuple(
-        tuple(
+    lines = [
+        [
             Cell(text, row[name] if is_number(row.get(name := _NUMBERS.get(title, ""))) else None)
             for title, text in zip(COLUMNS, cells(row), strict=True)
-        )
+        ]
         for row in rows
-    )
+    ]
     # Those of the printed table, also of a file that lacks a field.
     blank = {"layer": "", "note": "", "not_finite": 0}
     title = f"Tails of {tails.name}, layer by layer"
-    return Table(
-        key,
-        title,
-        tuple(("", title) for title in COLUMNS),
-        lines,
-        tuple(notes([blank | dict(row) for row in rows])),
-    )
+    return Table.of(key, title, COLUMNS, lines, notes([blank | dict(row) for row in rows]))
 
 
 def tail_cells(body: Mapping[str, Any]) -> list[Cell]:
@@ -107,15 +101,14 @@ def networks_table(networks: Sequence[Tails], title: str = "Our own probes") -> 
         ).append(tails)
     rows = [
         (
-            Cell(name or group[0].name),
-            Cell(str(len(group)), len(group)),
-            Cell(str(len(group[0].body["layers"])), len(group[0].body["layers"])),
+            name or group[0].name,
+            len(group),
+            len(group[0].body["layers"]),
             *(map(_over_seeds, zip(*(tail_cells(each.body) for each in group), strict=True))),
         )
         for (_, name), group in groups.items()
     ]
-    headers = (("", "network"), ("", "seeds"), ("", "layers"), *HEADERS)
-    return Table("probes", title, headers, tuple(rows), (NOTE,))
+    return Table.of("probes", title, ("network", "seeds", "layers", *HEADERS), rows, [NOTE])
 
 
 def _over_seeds(column: tuple[Cell, ...]) -> Cell:

@@ -16,11 +16,10 @@ from iglu import zoo
 from iglu.lab import paper
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.content import LEVEL, Difference, Standing, Task
-from iglu.lab.report.gather import Gathered
-from iglu.lab.report.tables import asks_the_same, distinguishing, scale_of
-from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, Sample, digits_of, setting_of
+from iglu.lab.report.gather import Evidence, Gathered
+from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, Sample, digits_of, scale_of, setting_of
 from iglu.lab.results.statistics import holm, p_value
-from iglu.lab.results.tables import NONE, Cell, Table
+from iglu.lab.results.tables import Table
 
 SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
@@ -30,58 +29,71 @@ RULE = (
 )
 
 
-class _Setting(NamedTuple):
-    grid: str
+class Compared(NamedTuple):
+    """Activations that are set beside one of them."""
+
+    grid: str  # that was planned for it; empty without a plan
     setting: Recipe
     of: Mapping[str, Sample]
     metric: str
     reference: str
 
 
-def all_tasks(found: Gathered) -> tuple[Task, ...]:
-    """Planned grids first, on the seeds that every activation of them has; then what else was run."""
-    planned = [
-        [
-            _Setting(evidence.grid.title, setting, evidence.common(setting), plan.metric, plan.reference)
-            for setting in evidence.samples
-        ]
-        for evidence in found.evidence
-        if (plan := evidence.grid.plan) is not None
+def planned(evidence: Evidence) -> list[Compared]:
+    """The settings of a grid, on the seeds that every activation of it has."""
+    plan = evidence.grid.plan
+    assert plan is not None
+    return [
+        Compared(evidence.grid.title, setting, evidence.common(setting), plan.metric, plan.reference)
+        for setting in evidence.samples
     ]
-    known = {each.setting for group in planned for each in group}
-    others = [
-        [_Setting("", setting, of, next(iter(of.values())).metric, reference)]
+
+
+def all_tasks(found: Gathered) -> tuple[Task, ...]:
+    """Planned grids first, then what else was run."""
+    groups = [planned(evidence) for evidence in found.evidence]
+    known = {each.setting for group in groups for each in group}
+    groups += [
+        [Compared("", setting, of, next(iter(of.values())).metric, reference)]
         for setting, of in found.samples.items()
         if setting not in known
         and (reference := next((name for name in REFERENCES if name in of and of[name].runs), None))
         and all(sample.runs or sample.diverged for sample in of.values())
     ]
-    tasks = [task for group in (*planned, *others) for task in _tasks(group)]
+    tasks = [task for group in groups for task in _tasks(group)]
     return tuple(replace(task, key=f"task{number}") for number, task in enumerate(tasks, start=1))
 
 
-def _tasks(group: Sequence[_Setting]) -> Iterator[Task]:
-    """Of one grid: the correction is over all of its settings."""
-    own = {each.setting: _differences(each, each.reference, each.metric) for each in group}
-    beside = {
-        each.setting: _differences(each, REFERENCES[1], each.metric)
-        for each in group
-        if each.reference != REFERENCES[1]
-    }
-    _raise(own)
-    _raise(beside)
+def _tasks(group: Sequence[Compared]) -> Iterator[Task]:
+    own, beside = compared(group), compared(group, REFERENCES[1])
     for each in group:
         mine = own[each.setting]
         if mine:
             seeds = max(one.found.size for one in mine)
             parts = [one for metric in SHOTS for one in _differences(each, each.reference, metric)]
-            yield Task(
-                "", scale_of(each.setting, seeds), each.metric, each.reference, each.grid, tuple(mine),
-                tuple(beside.get(each.setting, ())), tuple(parts),
-            )  # fmt: skip
+            others = [] if each.reference == REFERENCES[1] else beside[each.setting]
+            title = scale_of(each.setting, seeds)
+            lists = map(tuple, (mine, others, parts))
+            yield Task("", title, each.metric, each.reference, each.grid, *lists)
 
 
-def _differences(each: _Setting, reference: str, metric: str) -> list[Difference]:
+def compared(group: Sequence[Compared], reference: str = "") -> dict[Recipe, list[Difference]]:
+    """To the reference, or to another; raised by Holm over all of them.  One seed has no p-value and is no
+    comparison."""
+    found = {
+        (each.setting, one.activation): one
+        for each in group
+        for one in _differences(each, reference or each.reference, each.metric)
+    }
+    chances = {key: p_value(one.found) for key, one in found.items()}
+    raised = holm({key: chance for key, chance in chances.items() if not math.isnan(chance)})
+    result: dict[Recipe, list[Difference]] = {each.setting: [] for each in group}
+    for key, one in found.items():
+        result[key[0]].append(replace(one, chance=raised.get(key, math.nan)))
+    return result
+
+
+def _differences(each: Compared, reference: str, metric: str) -> list[Difference]:
     other = each.of.get(reference)
     if other is None:
         return []
@@ -89,7 +101,7 @@ def _differences(each: _Setting, reference: str, metric: str) -> list[Difference
     return [
         Difference(
             sample.activation, reference, metric, difference,
-            published=_published(each.setting, sample.activation, reference, metric),
+            published=published_difference(each.setting, sample.activation, reference, metric),
             diverged=len(sample.diverged),
         )
         for sample, difference in found
@@ -97,21 +109,12 @@ def _differences(each: _Setting, reference: str, metric: str) -> list[Difference
     ]  # fmt: skip
 
 
-def _raise(differences: dict[Recipe, list[Difference]]) -> None:
-    """By Holm over all of them; one seed has no p-value and is no comparison."""
-    places = [(setting, place) for setting, of in differences.items() for place in range(len(of))]
-    chances = {(setting, place): p_value(differences[setting][place].found) for setting, place in places}
-    known = {key: each for key, each in chances.items() if not math.isnan(each)}
-    for (setting, place), chance in holm(known).items():
-        differences[setting][place] = replace(differences[setting][place], chance=chance)
-
-
-def _published(setting: Recipe, activation: str, reference: str, metric: str) -> float | None:
-    """In the column of the paper that asks the same question."""
+def published_difference(setting: Recipe, activation: str, reference: str, metric: str) -> float | None:
+    """In the column of the paper that asks the same question, one run each."""
     for table in map(paper.run_table, paper.RUN_TABLES):
         for place, column in enumerate(table.columns):
-            is_its = setting == setting_of(column.recipe) or asks_the_same(
-                setting, column.recipe, column.beside, distinguishing(table, column.recipe)
+            is_its = setting == setting_of(column.recipe) or paper.asks_the_same(
+                setting, column.recipe, column.beside, table.distinguishing(column.recipe)
             )
             if is_its and column.metric == metric and {activation, reference} <= table.rows.keys():
                 one, other = table.rows[activation][place], table.rows[reference][place]
@@ -167,9 +170,9 @@ def answer_table(tasks: Sequence[Task]) -> Table:
             found = beside(task, reference)
             if found:
                 groups = [[one for one in found if one.standing == standing] for standing in columns]
-                rows.append((Cell(_name(task)), Cell(zoo.ZOO[reference].label), *map(_list, groups)))
-    headers = (("", "task"), ("", "IGLU beside"), *(("", name) for name in columns))
-    return Table("answer", "Where IGLU was better here, and where not", headers, tuple(rows), (RULE,))
+                rows.append((_name(task), zoo.ZOO[reference].label, *map(_list, groups)))
+    headers = ("task", "IGLU beside", *columns)
+    return Table.of("answer", "Where IGLU was better here, and where not", headers, rows, [RULE])
 
 
 def _name(task: Task) -> str:
@@ -177,10 +180,9 @@ def _name(task: Task) -> str:
     return f"{task.title}; {METRIC_LABELS.get(task.metric, task.metric)} ({how})"
 
 
-def _list(found: Sequence[Difference]) -> Cell:
-    parts = [
+def _list(found: Sequence[Difference]) -> str:
+    return "; ".join(
         f"{zoo.parse(one.activation).label} {one.found.text(digits_of(one.metric), '+')}"
         + (f" ({one.diverged} diverged)" if one.diverged else "")
         for one in sorted(found, key=lambda one: one.gain.value, reverse=True)
-    ]
-    return Cell("; ".join(parts)) if parts else NONE
+    )

@@ -23,7 +23,7 @@ from iglu.lab.report.figures import draw_figures
 from iglu.lab.report.gather import gather
 from iglu.lab.report.page import render
 from iglu.lab.report.tables import all_tables
-from iglu.lab.results.tables import csv_lines, csv_text, environment, plain_latex, plain_markdown
+from iglu.lab.results.tables import Table, csv_text, environment, plain_latex, plain_markdown
 from iglu.lab.results.tables import markdown as table_markdown
 from iglu.lab.runs import provenance
 from iglu.lab.runs.storage import write_atomically, write_json
@@ -60,7 +60,7 @@ def build_report(folders: Sequence[Path | str], out: Path) -> Report:
         probes=found.probes,
         sources=found.sources,
         complaints=found.complaints,
-        provenance=provenance.collect().as_dict(),
+        provenance=provenance.collect(),
     )
 
 
@@ -102,19 +102,21 @@ def texts_of(report: Report, out: Path) -> dict[Path, str]:
         out / "report.md": markdown(report, out),
         out / "answer.md": answer(report),
         out / "report.tex": latex(report),
-        **{out / "tables" / f"{table.key}.csv": csv_text(table) for table in report.tables},
-        out / "tables" / "claims.csv": claims_csv(report),
+        **{
+            out / "tables" / f"{table.key}.csv": csv_text(table)
+            for table in (*report.tables, claims_table(report))
+        },
     }
 
 
-def claims_csv(report: Report) -> str:
+def claims_table(report: Report) -> Table:
     headers = ("claim", "scale", "verdict", "evidence", "rule")
     lines = [
         (claim.text, judgement.scale, judgement.verdict, judgement.evidence, claim.rule)
         for claim in report.claims
         for judgement in claim.judgements
     ]
-    return csv_lines([headers, *lines])
+    return Table.of("claims", "Claims of the paper", headers, lines)
 
 
 def markdown(report: Report, out: Path) -> str:

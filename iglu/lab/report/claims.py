@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from iglu import zoo
@@ -23,14 +23,19 @@ from iglu.lab.bench.tables import papers_rows, quotient, size_text
 from iglu.lab.bench.timing import PASS_LABELS
 from iglu.lab.probe.tables import sample_tails
 from iglu.lab.recipes import Recipe, get_recipe
+from iglu.lab.report.answer import published_difference
 from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Judgement, Verdict
 from iglu.lab.report.gather import Evidence, Gathered
-from iglu.lab.report.tables import papers_probe, scale_of
-from iglu.lab.results.comparison import Sample, lower_is_better, setting_label, setting_of
+from iglu.lab.report.tables import papers_probe
+from iglu.lab.results.comparison import Sample, lower_is_better, scale_of, setting_label, setting_of
 from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
+_SIGMAS = (
+    ("Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100")),
+    ("High sigma wins on transformers", HIGH, LOW, ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103")),
+)
 _AS_FAST = 1.10
 _OPEN: Verdict = "not enough evidence"
 
@@ -40,12 +45,19 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
     return (
         *mathematical_claims(),
         *_speed(found),
-        _compared(found, "Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100")),
-        _compared(
-            found, "High sigma wins on transformers", HIGH, LOW,
-            ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103"),
+        *(
+            _compared(
+                found, text, better, worse, list(map(get_recipe, names)),
+                f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on "
+                "each; accuracy for images, perplexity for text.",
+            )
+            for text, better, worse, names in _SIGMAS
         ),
-        _imbalanced(found),
+        _compared(
+            found, "IGLU gains on imbalanced data", LOW, "relu", _imbalanced_recipes(),
+            f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every "
+            "ratio.",
+        ),
         _growing_with_imbalance(found),
         _learnable(found),
         _tails(found),
@@ -163,17 +175,6 @@ def _metric(recipe: Recipe) -> str:
     return "perplexity" if recipe.kind == "text" else "test_acc"
 
 
-def _published_text(recipe: Recipe, one: str, other: str) -> str:
-    """The published difference, of one run each."""
-    for table in map(paper.run_table, paper.RUN_TABLES):
-        for place, column in enumerate(table.columns):
-            if column.recipe == recipe and column.metric == _metric(recipe) and column.is_published:
-                first, second = table.rows[one][place], table.rows[other][place]
-                if first is not None and second is not None:
-                    return f"{first.right - second.right:+.2f} ({_label(recipe)})"
-    return ""
-
-
 def _at_full_scale(
     found: Gathered,
     one: str,
@@ -188,7 +189,10 @@ def _at_full_scale(
         )
         for recipe in recipes
     ]  # fmt: skip
-    published = ", ".join(filter(None, (_published_text(recipe, one, other) for recipe in recipes)))
+    gaps = [
+        (recipe, published_difference(setting_of(recipe), one, other, _metric(recipe))) for recipe in recipes
+    ]
+    published = ", ".join(f"{gap:+.2f} ({_label(recipe)})" for recipe, gap in gaps if gap is not None)
     elsewhere = _elsewhere(found, recipes, one, other)
     return together([each.verdict for each in compared]), (
         f"{'; '.join(each.text for each in compared)}."
@@ -263,28 +267,17 @@ def _power(evidence: Evidence, of: Mapping[str, Sample]) -> str:
 # -- the claims ------------------------------------------------------------------------------------
 
 
-def _compared(found: Gathered, text: str, better: str, worse: str, names: Iterable[str]) -> Claim:
-    recipes = [get_recipe(name) for name in names]
+def _compared(
+    found: Gathered, text: str, better: str, worse: str, recipes: Sequence[Recipe], rule: str
+) -> Claim:
+    """By the rule, and with a 95% interval of the difference, paired by seed, that excludes 0."""
     verdict, evidence = _at_full_scale(found, better, worse, recipes)
-    rule = (
-        f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on each; "
-        "accuracy for images, perplexity for text."
-    )
     return Claim(text, verdict, evidence, rule, _reduced(found, text))
 
 
 def _imbalanced_recipes() -> list[Recipe]:
     columns = paper.run_table(4).columns
     return list(dict.fromkeys(column.recipe for column in columns if column.is_published))
-
-
-def _imbalanced(found: Gathered) -> Claim:
-    text = "IGLU gains on imbalanced data"
-    verdict, evidence = _at_full_scale(found, LOW, "relu", _imbalanced_recipes())
-    rule = (
-        f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every ratio."
-    )
-    return Claim(text, verdict, evidence, rule, _reduced(found, text))
 
 
 def _growing_with_imbalance(found: Gathered) -> Claim:

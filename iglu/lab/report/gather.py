@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from iglu.lab.bench.sittings import FILES, Sitting, read_sitting
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.mistakes import MistakeError, complaining
 from iglu.lab.probe.tables import PROBE_FILE, Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.replication import Repeat, repeated
@@ -105,7 +105,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
     for top, path in _files(folders):
         tops[path] = top
-        _or_complain(read, path, complaints)
+        with complaining(complaints, path):
+            read(path)
     sources += _run_sources(runs, tops)
     different = distinct(runs)
     repeats = repeated(runs)
@@ -137,15 +138,6 @@ def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 yield folder, path
-
-
-def _or_complain(read: Any, path: Path, complaints: list[str]) -> None:
-    """What a foreign or damaged file may do to those who read it."""
-    try:
-        read(path)
-    except (OSError, ValueError, RecursionError) as error:
-        text = str(error) or type(error).__name__
-        complaints.append(text if str(path) in text else f"{path}: {text}")
 
 
 def _run_sources(runs: Sequence[Run], tops: Mapping[Path, Path]) -> list[str]:

@@ -20,7 +20,7 @@ from iglu.lab.results.comparison import (
     setting_of,
 )
 from iglu.lab.results.statistics import estimate
-from iglu.lab.results.tables import NONE, Cell, Table, estimated, numbered
+from iglu.lab.results.tables import Cell, Table, estimated, numbered
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.provenance import sentence_of
 
@@ -65,37 +65,32 @@ def replication_table(repeats: Sequence[Repeat]) -> Table:
         places = (sentence_of(each.first.provenance), sentence_of(each.again.provenance))
         groups.setdefault((setting, *places), []).append(each)
     headers = (
-        ("", "setting"), ("", "metric"), ("made again", "runs"), ("made again", "the same to the last digit"),
+        "setting", "metric", ("made again", "runs"), ("made again", "the same to the last digit"),
         ("again minus first", "mean"), ("again minus first", "standard deviation"),
-        ("again minus first", "largest"), ("", "standard deviation between seeds"),
+        ("again minus first", "largest"), "standard deviation between seeds",
     )  # fmt: skip
     rows = [_row(setting, places, group) for (setting, *places), group in groups.items()]
     notes = (
         "Every metric is of the last epoch. Two activations that differ by less than a run differs from "
         "itself are not told apart; the seeds of a comparison carry that spread within theirs.",
     )
-    return Table("replication", "The same runs made again", headers, tuple(rows), notes)
+    return Table.of("replication", "The same runs made again", headers, rows, notes)
 
 
-def _row(setting: str, places: Sequence[str], group: Sequence[Repeat]) -> tuple[Cell, ...]:
+def _row(setting: str, places: Sequence[str], group: Sequence[Repeat]) -> tuple[Cell | str | int | None, ...]:
     metric = group[0].first.metric
     digits = digits_of(metric)
     differences = [each.difference for each in group if each.difference is not None]
-    where = f"first: {places[0]}; again: {places[1]}"
-    lead = (
-        Cell(setting, note=where),
-        Cell(METRIC_LABELS.get(metric, metric)),
-        Cell(str(len(group)), len(group)),
-    )
+    where = Cell(setting, note=f"first: {places[0]}; again: {places[1]}")
+    lead = (where, METRIC_LABELS.get(metric, metric), len(group))
     if not differences:
-        return (*lead, *[NONE] * 5)
-    same = sum(difference == 0 for difference in differences)
+        return (*lead, *[None] * 5)
     found = estimate(differences)
     return (
         *lead,
-        Cell(str(same), same),
+        sum(difference == 0 for difference in differences),
         estimated(found, digits, "+"),
-        numbered(found.deviation, digits) if len(differences) > 1 else NONE,
+        numbered(found.deviation, digits) if len(differences) > 1 else None,
         numbered(max(differences, key=abs), digits, "+"),
         numbered(_between_seeds(group), digits),
     )

@@ -6,7 +6,8 @@ smaller network, have columns of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from iglu import zoo
 from iglu.lab import paper
@@ -14,6 +15,8 @@ from iglu.lab.bench.tables import step_tables, table1
 from iglu.lab.probe import tables as tails
 from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
+from iglu.lab.report.answer import compared, planned
+from iglu.lab.report.content import LEVEL
 from iglu.lab.report.gather import Evidence, Gathered
 from iglu.lab.report.replication import replication_table
 from iglu.lab.report.sigmas import rules_table
@@ -24,10 +27,10 @@ from iglu.lab.results.comparison import (
     Sample,
     digits_of,
     marks,
+    scale_of,
     setting_label,
     setting_of,
 )
-from iglu.lab.results.statistics import Estimate, holm, p_value
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
 
 Samples = Mapping[Recipe, Mapping[str, Sample]]
@@ -69,22 +72,6 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
         *steps,
         _errata(),
     )
-
-
-def scale_of(setting: Recipe, seeds: int) -> str:
-    """
-    >>> from iglu.lab.recipes import get_recipe
-    >>> scale_of(get_recipe("resnet20-cifar10-lt").replace(model="resnet8", size=16, epochs=40), 10)
-    'resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds'
-    """
-    parts = [
-        f"{setting.model} on {setting.dataset}" + (f" at {setting.ratio:g}:1" if setting.ratio > 1 else "")
-    ]
-    parts += [f"{setting.size} pixels"] if setting.size else []
-    parts += [f"{setting.tokenizer} tokens"] if setting.kind == "text" else []
-    parts += [] if setting.norm else ["no normalisation"]
-    parts += [f"{setting.last_epoch} {'epoch' if setting.last_epoch == 1 else 'epochs'}"]
-    return ", ".join([*parts, f"{seeds} {'seed' if seeds == 1 else 'seeds'}"])
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -133,7 +120,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
     """The table, and the settings it shows."""
     names = list(table.rows)
     headers = [("", "activation")]
-    columns: list[list[Cell]] = [[Cell(zoo.parse(name).label) for name in names]]
+    columns: list[list[Cell | str]] = [[zoo.parse(name).label for name in names]]
     used: set[Recipe] = set()
     for recipe in table.recipes:
         full = setting_of(recipe)
@@ -151,7 +138,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
             marked = marks(ours, metric)
             columns.append([_ours_cell(each, metric, mark) for each, mark in zip(ours, marked, strict=True)])
             columns.append([_gap(each, metric, number) for each, number in zip(ours, published, strict=True)])
-        reduced = reduced_setting(samples, recipe, mine[-1].beside, distinguishing(table, recipe))
+        reduced = reduced_setting(samples, recipe, mine[-1].beside, table.distinguishing(recipe))
         if reduced is not None:
             used.add(reduced)
             metric = mine[-1].metric
@@ -166,8 +153,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
             columns += [[_beside(each, of, reference, metric) for each in chosen] for reference in REFERENCES]
     title = f"Table {table.number}. {table.caption}"
     notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *_errata_of(table.number))
-    rows = tuple(zip(*columns, strict=True))
-    return Table(f"table{table.number}", title, tuple(headers), rows, notes), used
+    return Table.of(f"table{table.number}", title, headers, zip(*columns, strict=True), notes), used
 
 
 def _gap(sample: Sample | None, metric: str, published: paper.Published | None) -> Cell:
@@ -184,22 +170,10 @@ def reduced_setting(samples: Samples, recipe: Recipe, beside: str, fixed: Iterab
         setting
         for setting, of in samples.items()
         if setting != setting_of(recipe)
-        and asks_the_same(setting, recipe, beside, fields)
+        and paper.asks_the_same(setting, recipe, beside, fields)
         and any(sample.runs for sample in of.values())
     ]
     return max(candidates, key=lambda each: sum(len(s.runs) for s in samples[each].values()), default=None)
-
-
-def asks_the_same(setting: Recipe, recipe: Recipe, beside: str, fixed: Iterable[str]) -> bool:
-    """Of its name or of the one named ``beside``, and alike in the ``fixed`` fields."""
-    is_named = setting.name in (recipe.name, beside)
-    return is_named and all(getattr(setting, name) == getattr(recipe, name) for name in fixed)
-
-
-def distinguishing(table: paper.RunTable, recipe: Recipe) -> tuple[str, ...]:
-    """The fields that tell columns of one recipe apart, such as the ratio in Table 4; and normalisation."""
-    alike = [other.identity() for other in table.recipes if other.name == recipe.name]
-    return (*(name for name in recipe.identity() if len({other[name] for other in alike}) > 1), "norm")
 
 
 # -- our own runs ----------------------------------------------------------------------------------
@@ -209,7 +183,7 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
     measured = {metric for sample in of.values() for run in sample.runs for metric in run.last}
     metrics = [metric for metric in METRIC_LABELS if metric in measured and metric != "train_loss"]
     headers = [("", "activation")]
-    columns = [[Cell(zoo.parse(name).label) for name in of]]
+    columns: list[list[Cell | str]] = [[zoo.parse(name).label for name in of]]
     for metric in metrics or [""]:
         label = METRIC_LABELS.get(metric, "runs")
         headers += [(label, "ours"), (label, "minus ReLU")]
@@ -225,72 +199,40 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
         MARKING_RULE,
     )
     title = f"Our own runs: {setting_label(setting)}"
-    return Table(key, title, tuple(headers), tuple(zip(*columns, strict=True)), notes)
+    return Table.of(key, title, headers, zip(*columns, strict=True), notes)
 
 
 # -- planned grids ---------------------------------------------------------------------------------
 
 
-def _planned_tables(evidence: Evidence) -> list[Table]:
-    """A table for each setting of a grid; the correction is over all of them."""
-    gaps = {setting: _gaps(evidence, setting) for setting in evidence.samples}
-    raised = holm(
-        {
-            (setting, name): p_value(gap)
-            for setting, of in gaps.items()
-            for name, gap in of.items()
-            if gap.has_interval
-        }
-    )
-    return [
-        _planned_table(
-            evidence, setting, gaps[setting], {name: p for (of, name), p in raised.items() if of == setting}
+def _planned_tables(evidence: Evidence) -> Iterator[Table]:
+    """A table for each setting of a grid, every activation beside the reference; the correction is over all
+    of them."""
+    group = planned(evidence)
+    differences = compared(group)
+    for number, (grid, setting, of, metric, reference) in enumerate(group, start=1):
+        found = {one.activation: one for one in differences[setting]}
+        seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
+        rows = []
+        for name, each in of.items():
+            one = found.get(name)
+            chance = None if one is None or math.isnan(one.chance) else one.chance
+            rows.append(
+                (
+                    zoo.parse(name).label,
+                    _ours_cell(each, metric),
+                    estimated(None if one is None else one.found, digits_of(metric), "+"),
+                    numbered(chance, 3),
+                    "" if chance is None else "yes" if chance < LEVEL else "no",
+                )
+            )
+        label, title = zoo.parse(reference).label, f"Grid {grid}: {scale_of(setting, seeds)}"
+        names = ("activation", METRIC_LABELS.get(metric, metric), f"- {label}", "p, by Holm", "shown")
+        note = (
+            f"{seeds} of {len(evidence.grid.seeds)} seeds that were planned. Differences are paired by seed; "
+            "one is shown where the p-value of its t-test, raised by Holm over all of the grid, is below 5%."
         )
-        for setting in evidence.samples
-    ]
-
-
-def _gaps(evidence: Evidence, setting: Recipe) -> dict[str, Estimate]:
-    """The difference of every other activation to the reference, on the seeds that all have."""
-    plan, of = evidence.grid.plan, evidence.common(setting)
-    assert plan is not None
-    reference = of.get(plan.reference)
-    if reference is None:
-        return {}
-    return {
-        name: gap
-        for name, each in of.items()
-        if name != plan.reference and (gap := each.minus(reference, plan.metric)) is not None
-    }
-
-
-def _planned_table(
-    evidence: Evidence, setting: Recipe, gaps: Mapping[str, Estimate], raised: Mapping[str, float]
-) -> Table:
-    """Every activation of a grid beside its reference."""
-    plan, of = evidence.grid.plan, evidence.common(setting)
-    assert plan is not None
-    digits = digits_of(plan.metric)
-    rows = tuple(
-        (
-            Cell(zoo.parse(name).label),
-            _ours_cell(each, plan.metric),
-            estimated(gaps.get(name), digits, "+"),
-            numbered(raised.get(name), 3),
-            Cell("" if name not in raised else "yes" if raised[name] < 0.05 else "no"),
-        )
-        for name, each in of.items()
-    )
-    seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
-    label = zoo.ZOO[plan.reference].label if plan.reference in zoo.ZOO else plan.reference
-    names = ("activation", METRIC_LABELS.get(plan.metric, plan.metric), f"- {label}", "p, by Holm", "shown")
-    notes = (
-        f"{seeds} of {len(evidence.grid.seeds)} seeds that were planned. Differences are paired by seed; one "
-        "is shown where the p-value of its t-test, raised by Holm over all of the grid, is below 5%.",
-    )
-    key = f"grid-{evidence.grid.title}-{list(evidence.samples).index(setting) + 1}"
-    title = f"Grid {evidence.grid.title}: {scale_of(setting, seeds)}"
-    return Table(key, title, tuple(("", name) for name in names), rows, notes)
+        yield Table.of(f"grid-{grid}-{number}", title, names, rows, [note])
 
 
 # -- Table 5 ---------------------------------------------------------------------------------------
@@ -322,7 +264,7 @@ def table5(found: Gathered) -> Table:
     alpha = tails.HEADERS[0][0]
     reduced = {row: reduced_tails(row, found.samples) for row in paper.table5()}
     headers = (
-        ("", "network"), ("", "normalisation"), (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
+        "network", "normalisation", (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
         *tails.HEADERS[1:5], ("sigma", "paper"), tails.HEADERS[5],
         ("reduced, over seeds", "alpha"), ("reduced, over seeds", "xi over a Gaussian's"),
     )  # fmt: skip
@@ -337,22 +279,13 @@ def table5(found: Gathered) -> Table:
             first, *rest, suggested = tails.tail_cells(probe.body)
             gap = None if row.alpha is None or first.number is None else first.number - row.alpha.right
             cells = [first, numbered(gap, 1, "+"), *rest]
-        sigma = NONE if row.sigma is None else Cell(f"{row.sigma:g}", row.sigma)
-        rows.append(
-            (
-                Cell(row.model),
-                Cell(row.norm or "none"),
-                printed,
-                *cells,
-                sigma,
-                suggested,
-                *_reduced_cells(sample),
-            )
-        )
+        sigma = None if row.sigma is None else Cell(f"{row.sigma:g}", row.sigma)
+        words = (row.model, row.norm or "none")
+        rows.append((*words, printed, *cells, sigma, suggested, *_reduced_cells(sample)))
     has_reduced = any(reduced.values())
     content = paper.paper()["table5"]
     notes = (f"The paper: {content['setup']}.", tails.NOTE, *_errata_of(5))
-    table = Table("table5", f"Table 5. {content['caption']}", headers, tuple(rows), notes)
+    table = Table.of("table5", f"Table 5. {content['caption']}", headers, rows, notes)
     return table if has_reduced else table.columns(range(len(headers) - 2))
 
 
@@ -365,9 +298,5 @@ def _reduced_cells(sample: Sample | None) -> Sequence[Cell]:
 
 
 def _errata() -> Table:
-    headers = (("", "place"), ("", "printed"), ("", "right"), ("", "how it is known"))
-    rows = tuple(
-        (Cell(each.place), Cell(str(each.printed)), Cell(str(each.right)), Cell(each.how))
-        for each in paper.errata()
-    )
-    return Table("errata", "Errata of the paper", headers, rows)
+    rows = [(each.place, str(each.printed), str(each.right), each.how) for each in paper.errata()]
+    return Table.of("errata", "Errata of the paper", ("place", "printed", "right", "how it is known"), rows)

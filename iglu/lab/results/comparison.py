@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from iglu import zoo
 from iglu.lab.recipes import EXECUTION, Recipe
 from iglu.lab.results.statistics import Estimate, estimate, paired_difference
-from iglu.lab.results.tables import Cell, Mark, Table, estimated
+from iglu.lab.results.tables import Mark, Table, estimated
 from iglu.lab.runs.folder import Run
 
 REFERENCES = ("relu", "gelu")  # what every activation is set beside
@@ -78,7 +78,7 @@ class Sample:
     @property
     def remark(self) -> str:
         """How many seeds, and what became of those that are in no mean."""
-        return ", ".join([f"{len(self.runs)} {'seed' if len(self.runs) == 1 else 'seeds'}", *self.missing])
+        return ", ".join([counted(len(self.runs), "seed"), *self.missing])
 
     @property
     def missing(self) -> list[str]:
@@ -125,6 +125,29 @@ def setting_label(recipe: Recipe) -> str:
     if recipe.last_epoch < recipe.epochs:
         words.append(f"stop_after={recipe.last_epoch}")
     return " ".join(words)
+
+
+def scale_of(setting: Recipe, seeds: int) -> str:
+    """
+    >>> from iglu.lab.recipes import get_recipe
+    >>> scale_of(get_recipe("resnet20-cifar10-lt").replace(model="resnet8", size=16, epochs=40), 10)
+    'resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds'
+    """
+    parts = [
+        f"{setting.model} on {setting.dataset}" + (f" at {setting.ratio:g}:1" if setting.ratio > 1 else "")
+    ]
+    parts += [f"{setting.size} pixels"] if setting.size else []
+    parts += [f"{setting.tokenizer} tokens"] if setting.kind == "text" else []
+    parts += [] if setting.norm else ["no normalisation"]
+    return ", ".join([*parts, counted(setting.last_epoch, "epoch"), counted(seeds, "seed")])
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "seed"), counted(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def samples(runs: Iterable[Run]) -> dict[Recipe, dict[str, Sample]]:
@@ -236,24 +259,20 @@ def _summary_table(setting: str, metric: str, rows: Sequence[Summary], reference
     digits = digits_of(metric)
     lines = [
         (
-            Cell(row.activation),
-            Cell(str(len(row.sample.runs)), len(row.sample.runs)),
-            Cell("diverged") if row.mean is None else estimated(row.mean, digits),
+            row.activation,
+            len(row.sample.runs),
+            "diverged" if row.mean is None else estimated(row.mean, digits),
             *(estimated(row.differences.get(name), digits, "+") for name in references),
-            Cell(", ".join(row.sample.missing)),
+            ", ".join(row.sample.missing),
         )
         for row in rows
     ]
     headers = ["activation", "seeds", METRIC_LABELS.get(metric, metric)]
     headers += [f"- {zoo.ZOO[name].label}" for name in references]
-    has_remarks = any(line[-1].text for line in lines)
-    return Table(
-        setting.replace(" ", "-"),
-        f"{setting}: {metric} of the last epoch, mean and 95% interval over seeds",
-        tuple(("", header) for header in (*headers, *(["besides"] if has_remarks else []))),
-        tuple(line if has_remarks else line[:-1] for line in lines),
-        ("Differences are paired by seed; one means something only where its interval excludes 0.",),
-    )
+    title = f"{setting}: {metric} of the last epoch, mean and 95% interval over seeds"
+    note = "Differences are paired by seed; one means something only where its interval excludes 0."
+    table = Table.of(setting.replace(" ", "-"), title, [*headers, "besides"], lines, [note])
+    return table if any(line[-1] for line in lines) else table.columns(range(len(headers)))
 
 
 def summary_row(row: Summary) -> dict[str, Any]:

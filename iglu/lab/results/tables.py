@@ -72,6 +72,21 @@ class Table:
     notes: tuple[str, ...] = ()
     tones: tuple[Tone, ...] = ()  # of the rows, in a terminal
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        headers: Iterable[str | tuple[str, str]],
+        rows: Iterable[Iterable[object]],
+        notes: Iterable[str] = (),
+        tones: Iterable[Tone] = (),
+    ) -> Table:
+        """Of words, counts and cells; a header that is a name has no group."""
+        named = tuple(("", each) if isinstance(each, str) else each for each in headers)
+        cells = tuple(tuple(map(_cell, row)) for row in rows)
+        return cls(key, title, named, cells, tuple(notes), tuple(tones))
+
     @property
     def remarks(self) -> dict[str, str]:
         """What cells remark, each once, and its letter."""
@@ -117,6 +132,13 @@ class Table:
                 pieces.append(group)
         for piece in pieces or [[]]:
             yield self.columns([*range(lead), *piece])
+
+
+def _cell(content: object) -> Cell:
+    if isinstance(content, Cell):
+        return content
+    text = "" if content is None else str(content)
+    return Cell(text, content if isinstance(content, int) else None)
 
 
 def letter(number: int) -> str:

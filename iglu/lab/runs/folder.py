@@ -16,15 +16,20 @@ its run left out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iglu.lab.mistakes import MistakeError
+from filelock import FileLock, Timeout
+
+from iglu.lab.mistakes import MistakeError, complaining
 from iglu.lab.recipes import Recipe
+from iglu.lab.runs import provenance
+from iglu.lab.runs.storage import remove_unfinished, write_json, write_json_lines
 
 Row = dict[str, Any]
 
@@ -225,3 +230,78 @@ def parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MistakeError(f"{where} is not JSON") from error
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+class FolderInUseError(BlockingIOError):
+    """Another process is at this run."""
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder, made if missing; the system lets go of it when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FolderInUseError(
+            f"Another process is at the run in {folder}. Wait for it, or choose another --out."
+        ) from None
+    try:
+        remove_unfinished(folder)
+        yield
+    finally:
+        lock.release()
+
+
+def open_run(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
+    """The run in the folder, as far as there is one; a folder of another run is refused.  What is damaged
+    beside the recipe is set aside, for a checkpoint knows it too; ``notes`` says so."""
+    if not (folder / RECIPE).exists():
+        return None
+    difference = unlike(read_recipe(folder), recipe)
+    if difference:
+        raise MistakeError(f"{folder} holds another run: {difference}. Choose another --out, or remove it.")
+    readers: dict[str, Callable[[Path], object]] = {
+        STATE: read_state, METRICS: read_history, PROVENANCE: read_starts
+    }  # fmt: skip
+    for name, read in readers.items():
+        complaints: list[str] = []
+        with complaining(complaints):
+            read(folder)
+        if complaints:
+            content = (folder / name).read_bytes()
+            notes.append(set_aside(folder / name, complaints[0]))
+            if name == PROVENANCE:  # each line stands for itself
+                write_json_lines(folder / name, filter(None, map(_start, content.splitlines())))
+    return read_run(folder)
+
+
+def _start(line: bytes) -> Row | None:
+    try:
+        start = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return start if isinstance(start, dict) else None
+
+
+def set_aside(path: Path, reason: str) -> str:
+    """Give a file a name under which nobody looks for it; what was done, in words."""
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *range(2, 1000)))
+    kept = next(name for name in names if not name.exists())
+    path.rename(kept)
+    return f"{reason}; set aside as {kept.name}"
+
+
+def begin(folder: Path, recipe: Recipe, history: Sequence[Row], start: Mapping[str, Any]) -> None:
+    """Write down that a run begins or goes on: one more line of provenance, since it may do so under another
+    version, on another machine."""
+    write_json(folder / RECIPE, recipe.as_dict())
+    (folder / STATE).unlink(missing_ok=True)
+    if history and not (folder / METRICS).exists():
+        write_json_lines(folder / METRICS, history)
+    starts = [*read_starts(folder), {**provenance.collect(), **start}]
+    write_json_lines(folder / PROVENANCE, starts)

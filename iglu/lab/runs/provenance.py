@@ -10,81 +10,50 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import iglu
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """One machine, one moment, one state of the code."""
-
-    date: str
-    iglu: str
-    commit: str | None  # of the checkout iglu was imported from; None for an installed package
-    modified: bool | None  # whether that checkout differs from its commit
-    torch: str
-    python: str
-    system: str
-    cpu: str
-    cores: int
-    instructions: str  # the instruction set torch chose
-    threads: int
-    gpu: str | None
-    cuda: str | None
-
-    def as_dict(self) -> dict[str, str | int | bool | None]:
-        return asdict(self)
-
-    def sentence(self) -> str:
-        """For under a table."""
-        commit = ""
-        if self.commit is not None:
-            commit = f" ({self.commit[:10]}{', modified' if self.modified else ''})"
-        parts = [
-            f"{self.cpu}, {self.cores} cores, {self.instructions}",
-            self.gpu or "no GPU",
-            f"iglu {self.iglu}{commit}",
-            f"torch {self.torch}",
-            f"Python {self.python}",
-            self.system,
-            self.date[:10],
-        ]
-        return "; ".join(parts)
-
-
-def sentence_of(content: object) -> str:
-    """Of a provenance that was written down; "no provenance" where it was not, or not whole."""
-    if not isinstance(content, Mapping):
+def sentence_of(found: object) -> str:
+    """For under a table; "no provenance" where there is none, or not a whole one."""
+    if not isinstance(found, Mapping):
         return "no provenance"
     try:
-        return Provenance(**{each.name: content[each.name] for each in fields(Provenance)}).sentence()
-    except (KeyError, TypeError, AttributeError):
+        commit = ""
+        if found["commit"] is not None:
+            commit = f" ({found['commit'][:10]}{', modified' if found['modified'] else ''})"
+        return (
+            f"{found['cpu']}, {found['cores']} cores, {found['instructions']}; {found['gpu'] or 'no GPU'}; "
+            f"iglu {found['iglu']}{commit}; torch {found['torch']}; Python {found['python']}; "
+            f"{found['system']}; {found['date'][:10]}"
+        )
+    except (KeyError, TypeError):
         return "no provenance"
 
 
-def collect() -> Provenance:
-    """The provenance of numbers measured here and now."""
+def collect() -> dict[str, Any]:
+    """The provenance of numbers measured here and now: one machine, one moment, one state of the code."""
     commit, modified = _commit()
     has_gpu = torch.cuda.is_available()
-    return Provenance(
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        iglu=iglu.__version__,
-        commit=commit,
-        modified=modified,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        cpu=cpu_name(),
-        cores=_cores(),
-        instructions=torch.backends.cpu.get_cpu_capability(),
-        threads=torch.get_num_threads(),
-        gpu=torch.cuda.get_device_name() if has_gpu else None,
-        cuda=torch.version.cuda if has_gpu else None,
-    )
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "iglu": iglu.__version__,
+        "commit": commit,  # of the checkout iglu was imported from; None for an installed package
+        "modified": modified,  # whether that checkout differs from its commit
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": _cores(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # the set that torch chose
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if has_gpu else None,
+        "cuda": torch.version.cuda if has_gpu else None,
+    }
 
 
 def cpu_name() -> str:

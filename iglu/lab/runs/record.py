@@ -10,14 +10,13 @@ The first line says what the file is and on what the runs were made, each machin
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.mistakes import MistakeError, complaining
 from iglu.lab.runs.folder import (
     METRICS,
     PROVENANCE,
@@ -61,23 +60,15 @@ def run_files(place: Path) -> Iterator[Path]:
 
 def read_into(path: Path, runs: list[Run], complaints: list[str]) -> None:
     """What one of ``run_files`` holds; a run that cannot be read is named and left out."""
-    with _complaining(complaints):
+    with complaining(complaints):
         if path.name == RECIPE:
             runs.append(read_run(path.parent))
             return
         lines = path.read_text(encoding="utf-8").splitlines()
         starts = _starts(lines[0] if lines else "", path)
         for number, line in enumerate(lines[1:], start=2):
-            with _complaining(complaints):
+            with complaining(complaints):
                 runs.append(_run(line, starts, path, number))
-
-
-@contextlib.contextmanager
-def _complaining(complaints: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except (MistakeError, UnicodeDecodeError, OSError) as error:
-        complaints.append(str(error))
 
 
 def is_record(path: Path) -> bool:

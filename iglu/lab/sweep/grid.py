@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from iglu.functional import check_choice
 from iglu.lab import paper
-from iglu.lab.mistakes import MistakeError, as_mistakes
+from iglu.lab.mistakes import MistakeError, as_mistakes, complaining
 from iglu.lab.recipes import Recipe, check_field, checked, get_recipe
 from iglu.lab.runs.folder import RECIPE, Run, read_run
 from iglu.lab.training.tasks import MODELS
@@ -187,7 +187,10 @@ def survey(recipes: Iterable[Recipe], out: Path, elsewhere: Iterable[Run] = ()) 
     for recipe in recipes:
         run = others.get(recipe.folder_name)
         if run is None or not run.is_done_for(recipe):
-            run = _existing(out / recipe.folder_name, found.complaints)
+            run, folder = None, out / recipe.folder_name
+            if (folder / RECIPE).exists():
+                with complaining(found.complaints):
+                    run = read_run(folder)
         if run is not None and run.is_done_for(recipe):
             found.done.append(run)
         else:
@@ -195,13 +198,3 @@ def survey(recipes: Iterable[Recipe], out: Path, elsewhere: Iterable[Run] = ()) 
             if run is not None:
                 found.begun[recipe] = run
     return found
-
-
-def _existing(folder: Path, complaints: list[str]) -> Run | None:
-    if not (folder / RECIPE).exists():
-        return None
-    try:
-        return read_run(folder)
-    except MistakeError as error:
-        complaints.append(str(error))
-        return None

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
-from iglu.lab.runs.folder import Run
-from iglu.lab.runs.writing import FolderInUseError
+from iglu.lab.runs.folder import FolderInUseError, Run
 from iglu.lab.training.loop import Observer, Training, fit
 from iglu.lab.training.tails import tail_observers
 from iglu.lab.training.tasks import load_task

@@ -8,6 +8,8 @@ and a run that went on from a checkpoint repeats the uninterrupted one to the bi
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import json
 import math
 import os
@@ -24,13 +26,11 @@ from torch import Tensor, nn
 
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
-from iglu.lab.runs.folder import METRICS, STATE, Row, Run
+from iglu.lab.runs.folder import METRICS, STATE, Row, Run, begin, claim, open_run, set_aside
 from iglu.lab.runs.storage import write_json, write_json_lines
-from iglu.lab.runs.writing import begin, claim, open_run, set_aside
 from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
 from iglu.lab.training.diagnosis import first_nonfinite
 from iglu.lab.training.processes import share_batch_norm
-from iglu.lab.training.schedule import batch_parts, derive_seed, learning_rate, steps_an_epoch
 from iglu.lab.training.tasks import Task, load_task
 from iglu.modules import SigmaModule, weight_decay_groups
 
@@ -468,3 +468,47 @@ def _reproducible(recipe: Recipe) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warning)
+
+
+# -- the schedule: what a step is made of, by the recipe and the number of the step alone ----------
+
+
+def derive_seed(seed: int, *purpose: object) -> int:
+    """An independent seed for each purpose ("order" of epoch 3, "dropout" of step 17 ...) of one seed."""
+    text = "/".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
+    """For the update number ``step``, from 0, which lies in ``epoch``, from 0, of ``steps`` each.
+
+    cosine: lr (1 + cos(pi epoch/epochs))/2.  warmup-linear: lr step/w up to the w-th step, then
+    lr (n - step)/(n - w), with n steps in all and w = int(warmup n).
+    """
+    if recipe.schedule == "cosine":
+        return recipe.lr * (1 + math.cos(math.pi * epoch / recipe.epochs)) / 2
+    if recipe.schedule == "warmup-linear":
+        total = recipe.epochs * steps
+        rising = int(recipe.warmup * total)
+        if step < rising:
+            return recipe.lr * step / rising
+        return recipe.lr * (total - step) / (total - rising)
+    return recipe.lr
+
+
+def steps_an_epoch(recipe: Recipe, samples: int) -> int:
+    """Once through the data; the last batch may be smaller."""
+    steps = math.ceil(samples / recipe.batch)
+    return steps if recipe.epoch_steps is None else min(steps, recipe.epoch_steps)
+
+
+def batch_parts(count: int, accumulate: int, rank: int = 0, world: int = 1) -> list[slice]:
+    """What process ``rank`` takes of a batch of ``count`` samples: of each part its share.  The parts are
+    the same for any number of processes; of a part with fewer samples than these, some get none.
+
+    >>> batch_parts(10, 2, rank=1, world=2)
+    [slice(2, 5, None), slice(7, 10, None)]
+    """
+    shares = min(accumulate, count) * world
+    bounds = [index * count // shares for index in range(shares + 1)]
+    return [slice(low, high) for low, high in itertools.pairwise(bounds)][rank::world]

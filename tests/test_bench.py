@@ -115,7 +115,7 @@ def test_blocks_are_neither_too_short_nor_too_long(seconds: float, calls: int) -
 
 
 def evaluate(subject: subjects.Subject, x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    with timing.served_by(subject):
+    with subject.served():
         y: torch.Tensor = eval(subject.statement, {**subject.names, "x": x, "up": up})
     return y
 
@@ -271,7 +271,7 @@ def test_a_place_that_cannot_be_written_is_found_out_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(command, "run_operations", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(timing, "interleave", lambda *_: pytest.fail("it measured"))
     assert cli.run("bench", [*QUICK, "--out", str(tmp_path / "file" / "below")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

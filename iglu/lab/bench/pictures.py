@@ -5,7 +5,7 @@ Ours are drawn thicker and direct or compiled forms dashed or dotted, so that no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,18 @@ from iglu.lab.bench.sittings import Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.tables import row_label
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
-from iglu.lab.results.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour, pictures, save
+from iglu.lab.results.style import (
+    DIRECT_GREY,
+    MARKERS,
+    OTHER,
+    VERMILION,
+    axes,
+    colour,
+    legend_below,
+    names_down,
+    pictures,
+    save,
+)  # fmt: skip
 
 _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 
@@ -46,39 +57,34 @@ def _groups(
     return groups
 
 
-def _bar_colour(row: Timing) -> str:
-    if row["is_ours"]:
-        return VERMILION
-    return OTHER if row["kernel"] == TORCH else DIRECT_GREY
-
-
 def _where(row: Timing) -> str:
     return where(row["dtype"], row["device"], row["threads"])
 
 
+def _line(row: Timing) -> tuple[str, str]:
+    return row["activation"], row["kernel"]
+
+
+def _bar(axis: Any, place: int, row: Timing, spread: Mapping[str, float]) -> None:
+    """The whisker is the 20% to 80% range."""
+    colour = VERMILION if row["is_ours"] else OTHER if row["kernel"] == TORCH else DIRECT_GREY
+    hatch = "////" if row["kernel"] == DIRECT else None
+    axis.barh(place, spread["median"], color=colour, height=0.72, hatch=hatch, edgecolor="white")
+    axis.plot([spread["low"], spread["high"]], [place, place], color="#333333", linewidth=1)
+
+
 def _bars(rows: Sequence[Timing]) -> Any:
-    """Ratio to ReLU of every activation, one panel a pass; the whisker is the 20% to 80% range."""
-    import matplotlib.pyplot as plt
+    """Ratio to ReLU of every activation, one panel a pass."""
     from matplotlib.patches import Patch
 
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
-    lines = list(dict.fromkeys((row["activation"], row["kernel"]) for row in rows))
-    labels = {(row["activation"], row["kernel"]): row_label(row) for row in rows}
-    height = 1.3 + 0.19 * len(lines)
-    figure, axes = plt.subplots(
-        1, len(passes), figsize=(2 + 2.5 * len(passes), height), sharey=True, squeeze=False
-    )
-    for axis, name in zip(axes[0], passes, strict=True):
+    labels = {_line(row): row_label(row) for row in rows}
+    lines = list(labels)
+    figure, grid = axes(1, len(passes), 2 + 2.5 * len(passes), 1.3 + 0.19 * len(lines), sharey=True)
+    for axis, name in zip(grid[0], passes, strict=True):
         for row in rows:
-            if row["pass"] != name or "relu" not in row["ratios"]:
-                continue
-            place = lines.index((row["activation"], row["kernel"]))
-            ratio = row["ratios"]["relu"]
-            hatch = "////" if row["kernel"] == DIRECT else None
-            axis.barh(
-                place, ratio["median"], color=_bar_colour(row), height=0.72, hatch=hatch, edgecolor="white"
-            )
-            axis.plot([ratio["low"], ratio["high"]], [place, place], color="#333333", linewidth=1)
+            if row["pass"] == name and "relu" in row["ratios"]:
+                _bar(axis, lines.index(_line(row)), row, row["ratios"]["relu"])
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_title(PASS_LABELS[name])
         axis.set_xlabel("times as long as ReLU")
@@ -86,10 +92,7 @@ def _bars(rows: Sequence[Timing]) -> Any:
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
         axis.tick_params(axis="x", which="both", labelsize=7)
-        axis.tick_params(axis="y", length=0)
-        axis.grid(axis="y", visible=False)
-    axes[0][0].set_yticks(range(len(lines)), [labels[line] for line in lines])
-    axes[0][0].set_ylim(len(lines) - 0.4, -0.6)
+    names_down(figure, list(labels.values()))
     handles = [
         Patch(color=VERMILION, label="this library"),
         Patch(facecolor=DIRECT_GREY, hatch="////", edgecolor="white", label="the same, direct formula"),
@@ -102,16 +105,13 @@ def _bars(rows: Sequence[Timing]) -> Any:
 
 def draw_sizes(rows: Sequence[Timing]) -> Any:
     """Time against size in log-log for the activations one chooses among; one panel a pass."""
-    import matplotlib.pyplot as plt
-
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
-    figure, axes = plt.subplots(1, len(passes), figsize=(3.1 * len(passes), 3.9), sharey=True, squeeze=False)
-    for axis, name in zip(axes[0], passes, strict=True):
+    figure, grid = axes(1, len(passes), 3.1 * len(passes), 3.9, sharey=True)
+    for axis, name in zip(grid[0], passes, strict=True):
         chosen = [row for row in rows if row["pass"] == name and row["activation"] in MARKERS]
-        for line in dict.fromkeys((row["activation"], row["kernel"]) for row in chosen):
+        for key in dict.fromkeys(map(_line, chosen)):
             points = sorted(
-                (row for row in chosen if (row["activation"], row["kernel"]) == line),
-                key=lambda row: int(row["elements"]),
+                (row for row in chosen if _line(row) == key), key=lambda row: int(row["elements"])
             )
             first = points[0]
             axis.plot(
@@ -124,31 +124,20 @@ def draw_sizes(rows: Sequence[Timing]) -> Any:
         axis.set_yscale("log")
         axis.set_title(PASS_LABELS[name])
         axis.set_xlabel("elements")
-    axes[0][0].set_ylabel("microseconds")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    grid[0][0].set_ylabel("microseconds")
+    legend_below(figure, grid[0][0], 4)
     figure.suptitle(_where(rows[0]), fontsize=10)
     return figure
 
 
 def _training(rows: Sequence[Timing]) -> Any:
     """Items a second and kept memory, one bar a contender."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(8, 1.2 + 0.28 * len(rows)), sharey=True)
+    figure, ((speed, memory),) = axes(1, 2, 8, 1.2 + 0.28 * len(rows), sharey=True)
     for place, row in enumerate(rows):
-        hatch = "////" if row["kernel"] == DIRECT else None
-        speed = row["items_a_second"]
-        style = {"color": _bar_colour(row), "height": 0.72, "hatch": hatch, "edgecolor": "white"}
-        axes[0].barh(place, speed["median"], **style)
-        axes[0].plot([speed["low"], speed["high"]], [place, place], color="#333333", linewidth=1)
-        axes[1].barh(place, row["kept_bytes"] / 1e6, **style)
-    axes[0].set_xlabel(f"{rows[0]['unit']} a second")
-    axes[1].set_xlabel("MB kept for the backward pass")
-    axes[0].set_yticks(range(len(rows)), [row_label(row) for row in rows])
-    axes[0].set_ylim(len(rows) - 0.4, -0.6)
-    for axis in axes:
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", length=0)
+        _bar(speed, place, row, row["items_a_second"])
+        _bar(memory, place, row, dict.fromkeys(("median", "low", "high"), row["kept_bytes"] / 1e6))
+    speed.set_xlabel(f"{rows[0]['unit']} a second")
+    memory.set_xlabel("MB kept for the backward pass")
+    names_down(figure, list(map(row_label, rows)))
     figure.suptitle(f"One training step: {rows[0]['model_label']}, {_where(rows[0])}", fontsize=10)
     return figure

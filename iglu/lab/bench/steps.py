@@ -11,13 +11,12 @@ the calls of :mod:`iglu.lab.bench.timing`.  Memory is counted, not sampled:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from torch.nn import functional as F
 from torch.utils import benchmark
 
 import iglu
-from iglu import backend
-from iglu.lab.bench.subjects import DIRECT, TORCH, Direct, has_direct_form, is_ours
-from iglu.lab.bench.timing import Block, Rounds, spread
+from iglu.lab.bench.subjects import DIRECT, TORCH, Direct, Subject, has_direct_form, is_ours
+from iglu.lab.bench.timing import Block
 from iglu.lab.models.gpt2 import GPT2Config, gpt2_block
 from iglu.lab.models.resnet import resnet20
 from iglu.zoo import parse
@@ -82,23 +80,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 }
 
 
-@dataclass(frozen=True)
-class Contender:
-    """An activation and the way it is computed."""
-
-    name: str
-    label: str
-    kernel: str
-    make_activation: MakeActivation = field(repr=False, compare=False)
-
-    @property
-    def is_ours(self) -> bool:
-        return self.kernel not in (TORCH, DIRECT)
-
-    def served(self) -> contextlib.AbstractContextManager[Any]:
-        return backend(self.kernel) if self.is_ours else contextlib.nullcontext()
-
-
 # The forms of IGLU-Approx that need not keep their input.
 _KEEPING_OUTPUT: dict[str, tuple[str, dict[str, Any]]] = {
     "output": ("output kept", {"save": "output"}),
@@ -106,32 +87,34 @@ _KEEPING_OUTPUT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def contenders(activations: Iterable[str], backends: Sequence[str], direct: bool = True) -> list[Contender]:
+def contenders(activations: Iterable[str], backends: Sequence[str], direct: bool = True) -> list[Subject]:
     """The activations of these names, ours once a backend and once in its direct form."""
-    result: list[Contender] = []
+    result: list[Subject] = []
+
+    def add(name: str, label: str, kernels: Sequence[str], make: MakeActivation) -> None:
+        result.extend(Subject(name, label, kernel, names={"make": make}) for kernel in kernels)
+
     for text in activations:
         spec = parse(text)
-        make = functools.partial(iglu.create, text)
         kernels = backends if is_ours(spec) else [TORCH]
-        result += [Contender(str(spec), spec.label, kernel, make) for kernel in kernels]
+        add(str(spec), spec.label, kernels, functools.partial(iglu.create, text))
         if spec.name == "iglu_approx":
             for form, (label, options) in _KEEPING_OUTPUT.items():
                 make = functools.partial(iglu.create, text, **options)
-                name, label = f"{spec}/{form}", f"{spec.label}, {label}"
-                result += [Contender(name, label, kernel, make) for kernel in kernels]
+                add(f"{spec}/{form}", f"{spec.label}, {label}", kernels, make)
         if direct and has_direct_form(spec):
-            result.append(Contender(str(spec), spec.label, DIRECT, functools.partial(Direct, spec)))
+            add(str(spec), spec.label, [DIRECT], functools.partial(Direct, spec))
     return result
 
 
 class TrainingStep:
     """Forward, backward, clipping and AdamW as in the paper's recipes; a call is one step."""
 
-    def __init__(self, workload: Workload, contender: Contender, device: str) -> None:
+    def __init__(self, workload: Workload, contender: Subject, device: str) -> None:
         torch.manual_seed(0)
         self.contender = contender
         self.device = device
-        self.model = workload.build(contender.make_activation).to(device)
+        self.model = workload.build(contender.names["make"]).to(device)
         self.input, self.target = (each.to(device) for each in workload.example())
         self.objective = workload.loss
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=1e-2)
@@ -195,50 +178,3 @@ def peak_bytes(step: TrainingStep) -> int:
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     # The allocator counts from the start of the profile.
     return max(int(event["args"]["Total Allocated"]) for event in events if event.get("name") == "[memory]")
-
-
-def rows_of(
-    rounds: Rounds,
-    memory: dict[Contender, tuple[int, int]],
-    workload: Workload,
-    device: str,
-    threads: int,
-    against: Sequence[str],
-) -> list[dict[str, Any]]:
-    """What was measured of one workload, ready for JSON; ratios are of time, above 1 is slower."""
-    measured = list(rounds.seconds)
-    first = {contender.name: contender for contender in reversed(measured) if contender.kernel != DIRECT}
-    direct = {contender.name: contender for contender in measured if contender.kernel == DIRECT}
-    rows = []
-    for contender in memory:  # in the order of the table
-        if contender not in rounds.seconds:
-            continue
-        ratios = {name: first[name] for name in against if name in first}
-        if contender.is_ours and contender.name in direct:
-            ratios["direct"] = direct[contender.name]
-        seconds = rounds.seconds[contender]
-        kept, peak = memory[contender]
-        rows.append(
-            {
-                "kind": "training",
-                "model": workload.name,
-                "model_label": workload.label,
-                "unit": workload.unit,
-                "items_a_step": workload.items,
-                "activation": contender.name,
-                "label": contender.label,
-                "kernel": contender.kernel,
-                "is_ours": contender.is_ours,
-                "device": device,
-                "dtype": "float32",
-                "threads": threads,
-                "rounds": len(seconds),
-                "seconds": spread(seconds),
-                "items_a_second": spread([workload.items / each for each in seconds]),
-                "ratios": {name: rounds.ratio(contender, other) for name, other in ratios.items()},
-                "kept_bytes": kept,
-                "peak_bytes": peak,
-                "seconds_by_round": seconds,
-            }
-        )
-    return rows

@@ -6,6 +6,7 @@ that a row of results can say exactly what was timed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,15 +55,18 @@ class Subject:
     name: str
     label: str
     kernel: str
-    statement: str
+    statement: str = ""
     names: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    is_ours: bool = False
     is_pair: bool = False  # of two inputs, the second called up
 
     @property
-    def backend(self) -> str | None:
-        """The backend of ours under which the statement runs; None where it does not matter."""
-        return None if self.kernel in (TORCH, DIRECT, COMPILED, COMPILED_DIRECT) else self.kernel
+    def is_ours(self) -> bool:
+        """Whether a backend of ours computes it, which is then its kernel."""
+        return self.kernel not in (TORCH, DIRECT, COMPILED, COMPILED_DIRECT)
+
+    def served(self) -> contextlib.AbstractContextManager[None]:
+        """By that backend."""
+        return iglu.backend(self.kernel) if self.is_ours else contextlib.nullcontext()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -143,7 +147,7 @@ def subjects(
         name, module = str(spec), _module(spec, device, dtype)
         for kernel in backends if is_ours(spec) else [TORCH]:
             statement = _statement(spec, call)
-            add(name, spec.label, kernel, statement, names={"module": module}, is_ours=is_ours(spec))
+            add(name, spec.label, kernel, statement, names={"module": module})
         if spec.name == "gelu":
             tanh = nn.GELU(approximate="tanh")
             statement = "module(x)" if call == "module" else _FUNCTIONS["gelu_tanh"]
@@ -161,9 +165,7 @@ def subjects(
     if pairs:
         add("silu_glu", "SiLU(x) * up", TORCH, "F.silu(x) * up", is_pair=True)
         for kernel in backends:
-            add("iglu_glu", "IGLU(x) * up", kernel, "iglu_glu(x, up)", is_pair=True, is_ours=True)
-            add(
-                "iglu_approx_glu", "IGLU-Approx(x) * up", kernel,
-                "iglu_glu(x, up, approximate='rational')", is_pair=True, is_ours=True,
-            )  # fmt: skip
+            add("iglu_glu", "IGLU(x) * up", kernel, "iglu_glu(x, up)", is_pair=True)
+            statement = "iglu_glu(x, up, approximate='rational')"
+            add("iglu_approx_glu", "IGLU-Approx(x) * up", kernel, statement, is_pair=True)
     return result

@@ -12,15 +12,14 @@ import ctypes
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import benchmark
 
-from iglu import backend
-from iglu.lab.bench.subjects import Subject
+from iglu.lab.bench.subjects import DIRECT, Subject
 
 Block = Callable[[int], float]
 """Run so many calls; the seconds a call took on average."""
@@ -149,31 +148,21 @@ def block_of(subject: Subject, pass_name: str, inputs: Inputs, threads: int) -> 
     x = inputs.x.detach().requires_grad_(recording)
     up = inputs.up.detach().requires_grad_(recording and subject.is_pair)
     leaves = (x, *([up] if subject.is_pair else []), *subject.parameters)
-    names = {
-        **subject.names,
-        "x": x,
-        "up": up,
-        "g": inputs.g,
-        "leaves": leaves,
-        "run_backward": _run_backward,
-    }
+    names = {**subject.names, "x": x, "up": up, "g": inputs.g, "leaves": leaves}
+    names["run_backward"] = _run_backward
     if pass_name == "node":
-        with served_by(subject):
+        with subject.served():
             _require_one_node(eval(subject.statement, names))
     statement, setup = (program.format(subject.statement) for program in _PROGRAMS[pass_name])
     timer = benchmark.Timer(statement, setup, globals=names, num_threads=threads)
 
     def run(calls: int) -> float:
         # As in the engine, nothing is recorded while a node runs.
-        with torch.set_grad_enabled(pass_name not in ("forward", "node")), served_by(subject):
+        with torch.set_grad_enabled(pass_name not in ("forward", "node")), subject.served():
             seconds: float = timer.timeit(calls).mean
         return seconds
 
     return run
-
-
-def served_by(subject: Subject) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if subject.backend is None else backend(subject.backend)
 
 
 def _require_one_node(y: torch.Tensor) -> None:
@@ -221,41 +210,37 @@ def warm_heap(wanted: bool = True) -> Iterator[bool]:
 
 
 def rows_of(
+    kind: str,
     rounds: Rounds,
     subjects: Sequence[Subject],
-    calls: Mapping[Subject, int],
-    setting: Setting,
-    pass_name: str,
     against: Sequence[str],
-    served: Mapping[Subject, str],
+    describe: Callable[[Subject, list[float]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """What was measured in one setting and pass, ready for JSON.
+    """What was measured, ready for JSON, with ratios of time to the first subject of each name.
 
     The seconds of every round stay in it, so that a reader can form any other ratio the same way.
     """
-    first = {subject.name: subject for subject in reversed(subjects) if subject in rounds.seconds}
+    measured = [subject for subject in subjects if subject in rounds.seconds]
+    first = {subject.name: subject for subject in reversed(measured) if subject.kernel != DIRECT}
+    direct = {subject.name: subject for subject in measured if subject.kernel == DIRECT}
     rows = []
-    for subject in subjects:
-        if subject not in rounds.seconds:
-            continue
-        ratios = {name: rounds.ratio(subject, first[name]) for name in against if name in first}
+    for subject in measured:
+        references = {name: first[name] for name in against if name in first}
+        if kind == "training" and subject.is_ours and subject.name in direct:
+            references["direct"] = direct[subject.name]
+        seconds = rounds.seconds[subject]
         rows.append(
             {
-                "kind": "operation",
+                "kind": kind,
                 "activation": subject.name,
                 "label": subject.label,
                 "kernel": subject.kernel,
-                "served_by": served.get(subject),
                 "is_ours": subject.is_ours,
-                "is_pair": subject.is_pair,
-                "statement": subject.statement,
-                **asdict(setting),
-                "pass": pass_name,
-                "rounds": len(rounds.seconds[subject]),
-                "calls_a_round": calls[subject],
-                "seconds": spread(rounds.seconds[subject]),
-                "ratios": ratios,
-                "seconds_by_round": rounds.seconds[subject],
+                **describe(subject, seconds),
+                "rounds": len(seconds),
+                "seconds": spread(seconds),
+                "ratios": {name: rounds.ratio(subject, other) for name, other in references.items()},
+                "seconds_by_round": seconds,
             }
         )
     return rows

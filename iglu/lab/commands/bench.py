@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import iglu
 from iglu.lab.bench import drift, pictures, steps, timing
 from iglu.lab.bench.sittings import Sitting, read_sitting, refuse_to_replace
 from iglu.lab.bench.subjects import COMPARISONS, Subject, subjects
 from iglu.lab.bench.tables import not_run_lines, tables_of
-from iglu.lab.bench.timing import Inputs, Rounds, Setting
+from iglu.lab.bench.timing import Block, Inputs, Rounds, Setting
 from iglu.lab.cli import INTERRUPTED
 from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError, as_mistakes, check_writable
@@ -140,118 +142,138 @@ def elements(text: str) -> int:
     return int(digits) * factor
 
 
-Tick = Callable[[str], None]
+def _advance(progress: Progress, task: TaskID, text: str) -> None:
+    progress.update(task, advance=1, description=text)
 
 
-def _devices(flags: BenchFlags, record: Sitting) -> list[str]:
-    if not flags.devices and not torch.cuda.is_available():
-        record.skip("cuda", "", "torch finds no CUDA device")
-        return ["cpu"]
-    return list(flags.devices or ("cpu", "cuda"))
+Prepare = Callable[[Subject], tuple[Block, int]]
+Describe = Callable[[Subject, list[float]], dict[str, Any]]
 
 
-def _operation_settings(flags: BenchFlags, record: Sitting) -> list[Setting]:
-    return [
-        Setting(device, dtype, threads, elements(size))
-        for device in _devices(flags, record)
-        for dtype in flags.dtypes
-        for threads in (flags.threads or (1,) if device == "cpu" else (1,))
-        for size in flags.sizes
-    ]
+class _Bench:
+    """What the flags ask for, measured into the record."""
 
+    def __init__(self, flags: BenchFlags, record: Sitting, console: Terminal) -> None:
+        self.flags, self.record, self.console = flags, record, console
 
-def _subjects_of(flags: BenchFlags, setting: Setting) -> list[Subject]:
-    names = list(flags.activations or ZOO)
-    extra = [name for name in dict.fromkeys(flags.ratios_to) if name in ZOO and name not in names]
-    if "gelu_tanh" in flags.ratios_to and "gelu" not in names + extra:
-        extra.append("gelu")
-    return subjects(
-        names + extra, backends=flags.backends, call=flags.call, direct=flags.direct, pairs=flags.pairs,
-        compiled=flags.compile, device=setting.device, dtype=getattr(torch, setting.dtype),
-    )  # fmt: skip
+    def run(self) -> None:
+        flags = self.flags
+        threads = flags.threads or (torch.get_num_threads() if flags.train else 1,)
+        places = [
+            (device, count) for device in self._devices() for count in (threads if device == "cpu" else (1,))
+        ]
+        if flags.train:
+            names = self._names(TRAINED, "identity")
+            everyone = steps.contenders(names, flags.backends, flags.direct)
+            with self._progress(len(places) * len(everyone) * (flags.rounds + 1) * len(flags.models)):
+                for (device, count), model in itertools.product(places, flags.models):
+                    self._steps(steps.WORKLOADS[model](), everyone, device, count)
+            return
+        settings = [
+            Setting(device, dtype, count, elements(size))
+            for device, count in places
+            for dtype in flags.dtypes
+            for size in flags.sizes
+        ]
+        count = sum(len(self._subjects(setting)) for setting in settings)
+        with self._progress(count * len(flags.passes) * flags.rounds):
+            for setting, pass_name in itertools.product(settings, flags.passes):
+                with timing.compilation_of_its_own() if flags.compile else contextlib.nullcontext():
+                    self._operations(setting, self._subjects(setting), pass_name)
 
+    def _devices(self) -> list[str]:
+        if not self.flags.devices and not torch.cuda.is_available():
+            self.record.skip("cuda", "", "torch finds no CUDA device")
+            return ["cpu"]
+        return list(self.flags.devices or ("cpu", "cuda"))
 
-def run_operations(flags: BenchFlags, record: Sitting, tick: Tick, settings: Sequence[Setting]) -> None:
-    for setting in settings:
-        inputs = Inputs.make(setting)
-        for pass_name in flags.passes:
-            what = f"{pass_name}, {setting}"
-            everyone = _subjects_of(flags, setting)
-            with timing.compilation_of_its_own() if flags.compile else contextlib.nullcontext():
-                blocks, calls, served = {}, {}, {}
-                for subject in everyone:
-                    try:
-                        block = timing.block_of(subject, pass_name, inputs, setting.threads)
-                        block(1)  # compiles, allocates, and shows whether it runs at all
-                        estimate = block(1)
-                    except Exception as error:
-                        record.skip(f"{subject.label}, {subject.kernel}", what, error)
-                        continue
-                    blocks[subject] = block
-                    if subject.is_ours:
-                        with timing.served_by(subject):
-                            served[subject] = iglu.explain(inputs.x)
-                    calls[subject] = timing.calls_in_a_block(estimate, flags.iterations, flags.rounds)
-                rounds = Rounds()
-                try:
-                    for _ in timing.interleave(blocks, calls, flags.rounds, rounds):
-                        tick(what)
-                finally:
-                    record.add(
-                        timing.rows_of(rounds, everyone, calls, setting, pass_name, flags.ratios_to, served)
-                    )
+    def _names(self, default: Iterable[str], *but: str) -> list[str]:
+        """The activations asked for, and those that ratios are to."""
+        wanted = [name for name in self.flags.ratios_to if name in ZOO and name not in but]
+        return list(dict.fromkeys([*(self.flags.activations or default), *wanted]))
 
+    def _subjects(self, setting: Setting) -> list[Subject]:
+        flags, names = self.flags, self._names(ZOO)
+        if "gelu_tanh" in flags.ratios_to and "gelu" not in names:
+            names.append("gelu")
+        return subjects(
+            names, backends=flags.backends, call=flags.call, direct=flags.direct, pairs=flags.pairs,
+            compiled=flags.compile, device=setting.device, dtype=getattr(torch, setting.dtype),
+        )  # fmt: skip
 
-def run_training(flags: BenchFlags, record: Sitting, tick: Tick) -> None:
-    names = list(flags.activations or TRAINED)
-    names += [name for name in flags.ratios_to if name in ZOO and name != "identity" and name not in names]
-    for device in _devices(flags, record):
-        for threads in (flags.threads or (torch.get_num_threads(),)) if device == "cpu" else (1,):
-            for model in flags.models:
-                workload = steps.WORKLOADS[model]()
-                _train(workload, names, flags, record, tick, device, threads)
+    @contextlib.contextmanager
+    def _progress(self, total: int) -> Iterator[None]:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        )  # fmt: skip
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task("", total=total)
+            self.tick = functools.partial(_advance, progress, task)
+            yield
 
+    def _operations(self, setting: Setting, everyone: Sequence[Subject], pass_name: str) -> None:
+        flags, inputs = self.flags, Inputs.make(setting)
+        found: dict[Subject, dict[str, Any]] = {}
 
-def _train(
-    workload: steps.Workload,
-    names: Sequence[str],
-    flags: BenchFlags,
-    record: Sitting,
-    tick: Tick,
-    device: str,
-    threads: int,
-) -> None:
-    memory, blocks, calls = {}, {}, {}
-    for contender in steps.contenders(names, flags.backends, flags.direct):
-        tick(f"{workload.label}: memory")
-        try:
+        def prepare(subject: Subject) -> tuple[Block, int]:
+            block = timing.block_of(subject, pass_name, inputs, setting.threads)
+            block(1)  # compiles, allocates, and shows whether it runs at all
+            calls = timing.calls_in_a_block(block(1), flags.iterations, flags.rounds)
+            with subject.served():
+                served_by = iglu.explain(inputs.x) if subject.is_ours else None
+            found[subject] = {"served_by": served_by, "calls_a_round": calls}
+            return block, calls
+
+        def describe(subject: Subject, _: list[float]) -> dict[str, Any]:
+            what = {"is_pair": subject.is_pair, "statement": subject.statement}
+            return {**what, **found[subject], **dataclasses.asdict(setting), "pass": pass_name}
+
+        self._measure("operation", everyone, f"{pass_name}, {setting}", prepare, describe)
+
+    def _steps(
+        self, workload: steps.Workload, everyone: Sequence[Subject], device: str, threads: int
+    ) -> None:
+        memory: dict[Subject, dict[str, int]] = {}
+
+        def prepare(contender: Subject) -> tuple[Block, int]:
+            self.tick(f"{workload.label}: memory")
             step = steps.TrainingStep(workload, contender, device)
             step()  # the state of the optimizer is there from now on
-            memory[contender] = (steps.kept_bytes(step), steps.peak_bytes(step))
-        except Exception as error:
-            record.skip(f"{contender.label}, {contender.kernel}", workload.label, error)
-            continue
-        blocks[contender], calls[contender] = step.block(threads), 1
-    rounds = Rounds()
-    try:
-        for _ in timing.interleave(blocks, calls, flags.rounds, rounds):
-            tick(workload.label)
-    finally:
-        record.add(steps.rows_of(rounds, memory, workload, device, threads, flags.ratios_to))
+            memory[contender] = {"kept_bytes": steps.kept_bytes(step), "peak_bytes": steps.peak_bytes(step)}
+            return step.block(threads), 1
 
+        def describe(contender: Subject, seconds: list[float]) -> dict[str, Any]:
+            return {
+                "model": workload.name,
+                "model_label": workload.label,
+                "unit": workload.unit,
+                "items_a_step": workload.items,
+                "device": device,
+                "dtype": "float32",
+                "threads": threads,
+                "items_a_second": timing.spread([workload.items / each for each in seconds]),
+                **memory[contender],
+            }
 
-@contextlib.contextmanager
-def _progress(console: Terminal, total: int) -> Iterator[Tick]:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
+        self._measure("training", everyone, workload.label, prepare, describe)
 
-        def tick(description: str) -> None:
-            progress.update(task, advance=1, description=description)
-
-        yield tick
+    def _measure(
+        self, kind: str, everyone: Sequence[Subject], where: str, prepare: Prepare, describe: Describe
+    ) -> None:
+        """In interleaved rounds; one that cannot be prepared is told and left out, and what was measured
+        until Ctrl-C is kept."""
+        blocks, calls = {}, {}
+        for subject in everyone:
+            try:
+                blocks[subject], calls[subject] = prepare(subject)
+            except Exception as error:  # noqa: PERF203
+                self.record.skip(f"{subject.label}, {subject.kernel}", where, error)
+        rounds = Rounds()
+        try:
+            for _ in timing.interleave(blocks, calls, self.flags.rounds, rounds):
+                self.tick(where)
+        finally:
+            self.record.add(timing.rows_of(kind, rounds, everyone, self.flags.ratios_to, describe))
 
 
 def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting:
@@ -270,16 +292,7 @@ def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting
     with timing.warm_heap(flags.warm_heap) as is_warm:
         heading["warm_heap"] = is_warm
         try:
-            if flags.train:
-                count = len(steps.contenders(flags.activations or TRAINED, flags.backends, flags.direct))
-                total = count * (flags.rounds + 1) * len(flags.models)
-                with _progress(console, total) as tick:
-                    run_training(flags, record, tick)
-            else:
-                settings = _operation_settings(flags, record)
-                count = sum(len(_subjects_of(flags, setting)) for setting in settings)
-                with _progress(console, count * len(flags.passes) * flags.rounds) as tick:
-                    run_operations(flags, record, tick, settings)
+            _Bench(flags, record, console).run()
         except KeyboardInterrupt:
             record.interrupted = True
     record.write()

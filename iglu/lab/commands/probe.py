@@ -6,7 +6,6 @@ whatever a function of yours makes (``package.module:make_model``).
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
@@ -177,7 +176,7 @@ def examine(target: Target, flags: ProbeFlags, console: Terminal) -> tuple[Tails
     whole = probe(target.model, shown, k=flags.k, keep=flags.keep, training=flags.training)
     body = json.loads(whole.to_json(flags.rule))
     body |= {"first_batch": first.rows(), "provenance": provenance.collect()}
-    body["hill"] = _hill_curves(whole)
+    body["hill"] = pictures.hill_curves(whole)
     if target.recipe is not None:
         body["recipe"] = target.recipe.as_dict()
     return Tails(target.name, body, target.recipe), whole
@@ -189,20 +188,6 @@ def keep(target: Target, found: Tails, whole: Probe, flags: ProbeFlags) -> list[
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, found.body)
     return [path, *(pictures.draw(whole, flags.rule, path.parent) if flags.pictures else [])]
-
-
-def _hill_curves(found: Probe) -> dict[str, dict[str, list[float]]]:
-    """For a Hill plot of each layer that has an index: xi over k, its band, and a Gaussian's."""
-    curves = {}
-    for layer in found.layers:
-        with contextlib.suppress(ValueError):
-            curve = layer.index().hill.curve()
-            is_shown = (curve.k >= 10) & curve.xi.isfinite() & curve.xi_high.isfinite()
-            curves[layer.name] = {
-                name: [round(value, 5) for value in getattr(curve, name)[is_shown].tolist()]
-                for name in ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
-            }
-    return curves
 
 
 def _suggestion(found: Probe, rule: str) -> str:

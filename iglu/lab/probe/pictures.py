@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from iglu.lab.results.style import BLUE, GREEN, OTHER, VERMILION, pictures, save
+from iglu.lab.results.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    OTHER,
+    VERMILION,
+    axes,
+    legend_below,
+    panels,
+    pictures,
+    save,
+)  # fmt: skip
 from iglu.probing import Layer, Probe
 from iglu.probing.table import Row
 
@@ -21,47 +34,56 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
     rows = [row for row in probe.rows(rule) if "alpha" in row]
     if not rows:
         return []
-    layers = [probe[row["layer"]] for row in rows]
-    chosen = layers
-    if len(layers) > _PANELS:
-        chosen = [layers[round(i * (len(layers) - 1) / (_PANELS - 1))] for i in range(_PANELS)]
     with pictures():
         figures = {
-            "hill": _panels(chosen, _hill),
-            "quantiles": _panels(chosen, _quantiles),
+            "hill": draw_hills(hill_curves(probe), _PANELS),
+            "quantiles": _draw_quantiles({row["layer"]: probe[row["layer"]] for row in rows}),
             "depth": _depth(rows),
         }
         return [save(figure, folder, name) for name, figure in figures.items()]
 
 
-def _panels(layers: list[Layer], fill: Any) -> Any:
-    import matplotlib.pyplot as plt
+Hills = Mapping[str, Mapping[str, Sequence[float]]]
 
-    columns = min(4, len(layers))
-    lines = math.ceil(len(layers) / columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.5 * lines), squeeze=False)
-    for axis in axes.flat[len(layers) :]:
-        axis.set_axis_off()
-    for axis, layer in zip(axes.flat, layers, strict=False):
-        fill(axis, layer)
-        axis.set_title(layer.name, fontsize=8)
-        axis.tick_params(labelsize=7)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+
+def hill_curves(found: Probe) -> Hills:
+    """For a Hill plot of each layer that has an index: xi over k, its band, and a Gaussian's."""
+    curves = {}
+    for layer in found.layers:
+        with contextlib.suppress(ValueError):
+            curve = layer.index().hill.curve()
+            is_shown = (curve.k >= 10) & curve.xi.isfinite() & curve.xi_high.isfinite()
+            curves[layer.name] = {
+                name: [round(value, 5) for value in getattr(curve, name)[is_shown].tolist()]
+                for name in ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
+            }
+    return curves
+
+
+def draw_hills(hills: Hills, most: int) -> Any:
+    """xi over k, and what a Gaussian would give: only the distance between the two means anything."""
+    figure, axes_of = panels(list(hills), most, 3, 3.0, 2.4, sharey=True)
+    for name, axis in axes_of.items():
+        curve = hills[name]
+        axis.fill_between(curve["k"], curve["xi_low"], curve["xi_high"], color=BLUE, alpha=0.2, linewidth=0)
+        axis.plot(curve["k"], curve["xi"], color=BLUE, label="Hill's xi = 1/alpha, 95% if independent")
+        axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
+        axis.set_xscale("log")
+    highest = max(0.25, 1.15 * max((value for name in axes_of for value in hills[name]["xi"]), default=0.0))
+    first = figure.excess
+    first.set_ylim(0, highest)
+    for axis in figure.axes[-first.get_gridspec().ncols :]:
+        axis.set_xlabel("k", fontsize=8)
+    legend_below(figure, first, 2, fontsize=8)
     return figure
 
 
-def _hill(axis: Any, layer: Layer) -> None:
-    """xi over k, and what a Gaussian would give: only the distance between the two means anything."""
-    curve = layer.index().hill.curve()
-    is_shown = curve.k >= 10
-    k = curve.k[is_shown]
-    axis.fill_between(k, curve.xi_low[is_shown], curve.xi_high[is_shown], color=BLUE, alpha=0.2, linewidth=0)
-    axis.plot(k, curve.xi[is_shown], color=BLUE, label="Hill's xi = 1/alpha, 95% if independent")
-    axis.plot(k, curve.gaussian_xi[is_shown], color="black", linestyle="--", label="a Gaussian's")
-    axis.set_xscale("log")
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("k", fontsize=7)
+def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
+    figure, axes_of = panels(list(layers), _PANELS, 4, 3.2, 2.5)
+    for name, axis in axes_of.items():
+        _quantiles(axis, layers[name])
+    legend_below(figure, figure.excess, 3, fontsize=8)
+    return figure
 
 
 def _quantiles(axis: Any, layer: Layer) -> None:
@@ -81,23 +103,22 @@ def _quantiles(axis: Any, layer: Layer) -> None:
 
 def _depth(rows: list[Row]) -> Any:
     """Excess, scale and sigma from the first layer to the last."""
-    import matplotlib.pyplot as plt
-
     places = range(len(rows))
-    figure, axes = plt.subplots(3, 1, figsize=(max(5.0, 2 + 0.32 * len(rows)), 6.5), sharex=True)
+    figure, grid = axes(3, 1, max(5.0, 2 + 0.32 * len(rows)), 6.5, sharex=True)
+    excess, scale, sigma = grid.flat
     for place, row in zip(places, rows, strict=True):
-        axes[0].plot(
+        excess.plot(
             [place, place], [row["excess_low"], row["excess_high"] or row["excess"]], color=OTHER, linewidth=3
         )
-    axes[0].plot(places, [row["excess"] for row in rows], "o", color=BLUE)
-    axes[0].axhline(1, color="black", linestyle="--", linewidth=1)
-    axes[0].set_ylabel("xi over a Gaussian's\n(95%)")
-    axes[1].plot(places, [row["scale"] for row in rows], "s", color=GREEN)
-    axes[1].set_ylabel("scale (1.4826 MAD)")
-    axes[1].set_ylim(bottom=0)
-    axes[2].plot(places, [row["sigma"] or math.nan for row in rows], "D", color=VERMILION)
-    axes[2].set_ylabel("suggested sigma")
+    excess.plot(places, [row["excess"] for row in rows], "o", color=BLUE)
+    excess.axhline(1, color="black", linestyle="--", linewidth=1)
+    excess.set_ylabel("xi over a Gaussian's\n(95%)")
+    scale.plot(places, [row["scale"] for row in rows], "s", color=GREEN)
+    scale.set_ylabel("scale (1.4826 MAD)")
+    scale.set_ylim(bottom=0)
+    sigma.plot(places, [row["sigma"] or math.nan for row in rows], "D", color=VERMILION)
+    sigma.set_ylabel("suggested sigma")
     if any(row["sigma"] for row in rows):
-        axes[2].set_yscale("log")
-    axes[2].set_xticks(list(places), [row["layer"] for row in rows], rotation=90, fontsize=7)
+        sigma.set_yscale("log")
+    sigma.set_xticks(list(places), [row["layer"] for row in rows], rotation=90, fontsize=7)
     return figure

@@ -4,7 +4,6 @@ difference to the reference with its interval, and the paper's own beside it.  B
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -106,8 +105,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     >>> ticks(-0.7, 1.6)
     [-0.5, 0.0, 0.5, 1.0, 1.5]
     """
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough)
-    first, last = math.ceil(low / step), math.floor(high / step)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    from matplotlib.ticker import MaxNLocator
+
+    found = MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [round(float(tick), 12) for tick in found if low <= tick <= high]

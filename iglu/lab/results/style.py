@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,46 @@ def pictures() -> Iterator[None]:
     matplotlib.use("Agg")
     with matplotlib.rc_context(_STYLE):
         yield
+
+
+def axes(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+    """A figure, and its axes as a grid."""
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(lines, columns, figsize=(width, height), squeeze=False, **options)
+    return figure, grid
+
+
+def panels(
+    names: Sequence[str], most: int, columns: int, width: float, height: float, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A figure, and axes for at most so many of the names, spread over their order."""
+    if len(names) > most:
+        names = [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]
+    columns = min(columns, len(names))
+    lines = -(-len(names) // columns)
+    figure, grid = axes(lines, columns, width * columns, 0.6 + height * lines, **options)
+    for axis in grid.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis, name in zip(grid.flat, names, strict=False):
+        axis.set_title(name, fontsize=9)
+        axis.tick_params(labelsize=8)
+    return figure, dict(zip(names, grid.flat, strict=False))
+
+
+def legend_below(figure: Any, axis: Any, columns: int, **options: Any) -> None:
+    """What is drawn on ``axis``, and alike on the others."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **options)
+
+
+def names_down(figure: Any, names: Sequence[str]) -> None:
+    """A line a name on axes that share it, the first on top."""
+    for axis in figure.axes:
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
+    figure.axes[0].set_yticks(range(len(names)), names)
+    figure.axes[0].set_ylim(len(names) - 0.4, -0.6)
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:

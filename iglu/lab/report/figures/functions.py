@@ -15,7 +15,7 @@ from iglu.formulas import EXACT, RATIONAL
 from iglu.functional import gelu_scaled
 from iglu.lab.report.computed import PRECISIONS, direct, gate_error, gradient
 from iglu.lab.report.figures.drawing import Drawing
-from iglu.lab.results.style import BLACK, BLUE, GREY, VERMILION, line
+from iglu.lab.results.style import BLACK, BLUE, GREY, VERMILION, axes, legend_below, line
 
 _SIGMAS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)  # of the paper's figures 1 and 2
 
@@ -72,9 +72,7 @@ def _family(axis: Any, name: str, symbol: str, function: Callable[[Tensor, float
 
 
 def _figure1() -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.1))
+    figure, ((left, right),) = axes(1, 2, 7.2, 3.1)
     x = _x(-5, 5)
     left.plot(x, F.relu(x), label="ReLU", **line("relu"))
     left.plot(x, F.gelu(x), label="GELU", **(line("gelu") | {"linestyle": "--"}))
@@ -89,18 +87,14 @@ def _figure1() -> Any:
 
 
 def _figure2() -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(4.6, 3.4))
+    figure, ((axis,),) = axes(1, 1, 4.6, 3.4)
     _family(axis, "iglu", r"$\sigma$", iglu.iglu)
     axis.set(ylim=(-1, 3), title="IGLU")
     return figure
 
 
 def _figure3() -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.6, 3.4))
+    figure, ((axis,),) = axes(1, 1, 5.6, 3.4)
     x = torch.cat(
         [-torch.logspace(math.log10(30), -4, 2001), torch.logspace(-4, math.log10(30), 2001)]
     ).double()
@@ -122,14 +116,11 @@ _REACHES = {torch.float32: 1e6, torch.bfloat16: 1e6, torch.float16: 6e4}
 
 
 def _tails() -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(9.4, 3.6))
-    for axis, dtype in zip(axes, PRECISIONS, strict=True):
+    figure, (grid,) = axes(1, 3, 9.4, 3.6)
+    for axis, dtype in zip(grid, PRECISIONS, strict=True):
         tail_panel(axis, dtype)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
-    axes[0].set_ylabel("gradient (magnitude)")
+    legend_below(figure, grid[0], 5, fontsize=8)
+    grid[0].set_ylabel("gradient (magnitude)")
     return figure
 
 

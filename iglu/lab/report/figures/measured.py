@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
 from iglu.lab.bench.sittings import Timing
+from iglu.lab.probe.pictures import draw_hills
 from iglu.lab.report.content import Curve
 from iglu.lab.report.curves import CURVED, bounds
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered
 from iglu.lab.results.comparison import METRIC_LABELS, Sample, setting_label
-from iglu.lab.results.style import BLACK, BLUE, line
+from iglu.lab.results.style import axes, legend_below, line, names_down
 
 _MOST_LINES = 12  # of curves in one picture
 _MOST_OF_A_KIND = 6
@@ -88,12 +88,10 @@ def _all_curves(curves: Sequence[Curve]) -> Iterator[Drawing]:
 
 
 def _draw_curves(curves: Sequence[Curve], metrics: Sequence[str]) -> Any:
-    import matplotlib.pyplot as plt
-
     names = list(dict.fromkeys(curve.activation for curve in curves))
     shown = names[:_MOST_LINES]
-    figure, axes = plt.subplots(1, len(metrics), figsize=(3.3 * len(metrics), 3.5), squeeze=False)
-    for axis, name in zip(axes[0], metrics, strict=True):
+    figure, grid = axes(1, len(metrics), 3.3 * len(metrics), 3.5)
+    for axis, name in zip(grid[0], metrics, strict=True):
         for curve in curves:
             if curve.metric != name or curve.activation not in shown:
                 continue
@@ -106,12 +104,8 @@ def _draw_curves(curves: Sequence[Curve], metrics: Sequence[str]) -> Any:
         _keep_to_means(axis, [curve for curve in curves if curve.metric == name])
         axis.set(xlabel="epoch", title=METRIC_LABELS[name])
         axis.xaxis.get_major_locator().set_params(integer=True)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    left_out = f" ({len(names) - len(shown)} more in the tables)" if len(names) > len(shown) else ""
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=4, fontsize=8, title=left_out or None,
-        title_fontsize=8,
-    )  # fmt: skip
+    left_out = f" ({len(names) - len(shown)} more in the tables)" if len(names) > len(shown) else None
+    legend_below(figure, grid[0][0], 4, fontsize=8, title=left_out, title_fontsize=8)
     return figure
 
 
@@ -140,10 +134,8 @@ def _all_shots(found: Gathered) -> Iterator[Drawing]:
 
 
 def _draw_shots(chosen: dict[str, Sample]) -> Any:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(8.2, 1.2 + 0.26 * len(chosen)), sharey=True)
-    for axis, name in zip(axes, _SHOTS, strict=True):
+    figure, grid = axes(1, 3, 8.2, 1.2 + 0.26 * len(chosen), sharey=True)
+    for axis, name in zip(grid[0], _SHOTS, strict=True):
         for place, (activation, sample) in enumerate(chosen.items()):
             found = sample.estimate(name)
             if found is None:
@@ -154,10 +146,7 @@ def _draw_shots(chosen: dict[str, Sample]) -> Any:
                 ends = [max(found.low, low), min(found.high, high)]
                 axis.plot(ends, [place, place], color=line(activation)["color"], linewidth=1.5)
         axis.set(xlabel=METRIC_LABELS[name])
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", length=0)
-    axes[0].set_yticks(range(len(chosen)), [zoo.parse(name).label for name in chosen])
-    axes[0].set_ylim(len(chosen) - 0.4, -0.6)
+    names_down(figure, [zoo.parse(name).label for name in chosen])
     return figure
 
 
@@ -175,35 +164,5 @@ def _all_hills(found: Gathered) -> Iterator[Drawing]:
                 f"Hill's xi against k for {min(len(hills), _PANELS)} of {len(hills)} layers of {probe.name}, "
                 "with the 95% band it would have for independent values, beside the xi that a Gaussian gives "
                 "at the same k.",
-                functools.partial(_draw_hills, hills),
+                functools.partial(draw_hills, hills, _PANELS),
             )
-
-
-def _draw_hills(hills: dict[str, dict[str, list[float]]]) -> Any:
-    import matplotlib.pyplot as plt
-
-    names = list(hills)
-    if len(names) > _PANELS:
-        names = [names[round(i * (len(names) - 1) / (_PANELS - 1))] for i in range(_PANELS)]
-    highest = max(0.25, 1.15 * max(value for name in names for value in hills[name]["xi"]))
-    columns = min(3, len(names))
-    lines = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(3.0 * columns, 0.6 + 2.4 * lines), squeeze=False, sharey=True
-    )
-    for axis in axes.flat[len(names) :]:
-        axis.set_axis_off()
-    for axis, name in zip(axes.flat, names, strict=False):
-        curve = hills[name]
-        axis.fill_between(curve["k"], curve["xi_low"], curve["xi_high"], color=BLUE, alpha=0.2, linewidth=0)
-        axis.plot(curve["k"], curve["xi"], color=BLUE, label="Hill's xi = 1/alpha, 95% if independent")
-        axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
-        axis.set_xscale("log")
-        axis.set_ylim(0, highest)
-        axis.set_title(name, fontsize=9)
-        axis.tick_params(labelsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("k", fontsize=8)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
-    return figure

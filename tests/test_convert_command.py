@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("tyro", reason="the command needs the lab")
 
 import iglu
-from iglu.lab.commands import convert as command
+from iglu.lab import cli
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "far", "away"]
 
@@ -61,7 +61,7 @@ def test_a_language_model_is_converted_and_comes_back_from_its_folder(tmp_path, 
     out = tmp_path / "converted"
     flags = [source, "--to", "iglu:nearest", "--text", str(text), "--out", str(out), "--batches", "4"]
     capsys.readouterr()  # of saving it
-    assert command.main(flags) == 0
+    assert cli.run("convert", flags) == 0
     shown, noise = capsys.readouterr()
     assert not noise  # no bar of transformers'
     assert "calibrated on 64 rows of 16 tokens, judged on 64 others" in shown
@@ -89,7 +89,8 @@ def test_an_encoder_is_judged_by_its_embeddings(tmp_path, text, capsys):
     out = tmp_path / "converted"
     source = saved(tmp_path / "bert", bert)
     assert (
-        command.main([source, "--to", "relu", "--text", str(text), "--out", str(out), "--batches", "4"]) == 0
+        cli.run("convert", [source, "--to", "relu", "--text", str(text), "--out", str(out), "--batches", "4"])
+        == 0
     )
     shown = capsys.readouterr().out
     assert "exact zeros:" in shown
@@ -105,7 +106,9 @@ def test_a_run_of_the_lab_is_converted_by_its_own_metrics(tmp_path, capsys):
     flags = ["digits", "--epochs", "1", "--epoch-steps", "3", "--activation", "iglu:2", "--out"]
     assert train_command.main([*flags, str(tmp_path / "runs")]) == 0
     out = tmp_path / "converted"
-    assert command.main([str(tmp_path / "runs"), "--to", "relu", "--out", str(out), "--batches", "3"]) == 0
+    assert (
+        cli.run("convert", [str(tmp_path / "runs"), "--to", "relu", "--out", str(out), "--batches", "3"]) == 0
+    )
     body = json.loads((out / "convert.json").read_text())
     assert set(body["activations"].values()) == {"relu"}
     assert {"test_loss", "test_acc"} <= body["metrics"]["recalibrated"].keys()
@@ -118,7 +121,7 @@ def test_a_run_of_the_lab_is_converted_by_its_own_metrics(tmp_path, capsys):
 def test_mistakes_end_with_one_line(tmp_path, text, capsys):
     def said(*flags, out="new"):
         try:
-            status = command.main([*flags, "--out", str(tmp_path / out)])
+            status = cli.run("convert", [*flags, "--out", str(tmp_path / out)])
         except SystemExit as ended:  # for flags that tyro itself refuses
             status = ended.code
         assert status == 2

@@ -21,7 +21,7 @@ import torch
 
 from iglu import zoo
 from iglu.lab.probe.tables import Tails
-from iglu.lab.report.content import Claim, Curve, Difference, Figure, Judgement, Panel, Report, Series, Task
+from iglu.lab.report.content import Claim, Curve, Difference, Figure, Judgement, Report, Task
 from iglu.lab.report.explorer import derivatives, explorer_data
 from iglu.lab.report.forest import forest
 from iglu.lab.report.page import render
@@ -38,10 +38,10 @@ HILL = {
     "k": [10, 100], "xi": [0.2, 0.25], "xi_low": [0.1, 0.2], "xi_high": [0.3, 0.3],
     "gaussian_xi": [0.05, 0.07],
 }  # fmt: skip
-PANEL = Panel(
-    "forward", ("elements", "microseconds"), ("log", "log"), ((1e4, 1e6), (1.0, 1e3)),
-    (Series("IGLU", (1e4, 1e5, 1e6), (2.0, 20.0, 200.0), "#0072B2", "-", "o"),),
-)  # fmt: skip
+LINE = {"label": "IGLU", "x": [1e4, 1e5, 1e6], "y": [2.0, 20.0, 200.0], "colour": "#0072B2", "dash": "-",
+        "marker": "o"}  # fmt: skip
+PANEL = {"title": "forward", "labels": ["elements", "microseconds"], "scales": ["log", "log"],
+         "limits": [[1e4, 1e6], [1.0, 1e3]], "series": [LINE]}  # fmt: skip
 GAIN = Difference("iglu:0.5", "relu", "test_acc", Estimate(1.5, 0.5, 2.5, 4, 0.6), 0.01, 0.4)
 LOSS = Difference("gelu", "relu", "test_acc", Estimate(-1.0, -1.5, -0.5, 4, 0.3), 0.02)
 OPEN = Difference("iglu:5", "relu", "test_acc", Estimate(0.2, -1.0, 1.4, 4, 0.7), 0.4)

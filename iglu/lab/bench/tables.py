@@ -14,7 +14,7 @@ from iglu.lab.bench.sittings import Sitting, Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
 from iglu.lab.results.statistics import Estimate, median
-from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, Tone, numbered
+from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, Tone, numbered, ranked_marks
 
 _KERNEL_LABELS = {DIRECT: "direct", COMPILED: "compiled", COMPILED_DIRECT: "direct, compiled"}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -203,18 +203,13 @@ def table1(sittings: Sequence[Sitting]) -> Table:
 
 
 def _marks(lines: Sequence[_Form], timed: Sequence[Timing | None]) -> list[Mark]:
-    ranked = sorted(
-        (row["ratios"]["identity"]["median"], place, row)
+    rows = {
+        place: row
         for place, (line, row) in enumerate(zip(lines, timed, strict=True))
         if row is not None and line.is_ranked
-    )
-    result: list[Mark] = [""] * len(lines)
-    names: tuple[Mark, ...] = ("best", "second")
-    for name, (_, place, faster), (_, _, slower) in zip(names, ranked, ranked[1:], strict=False):
-        if not quotient(faster, slower).high < 1:
-            break
-        result[place] = name
-    return result
+    }
+    ranked = sorted(rows, key=lambda place: float(rows[place]["ratios"]["identity"]["median"]))
+    return ranked_marks(len(lines), ranked, lambda one, other: quotient(rows[one], rows[other]).high < 1)
 
 
 def _cells(row: Timing | None, passes: Sequence[str], printed: float | None, mark: Mark) -> tuple[Cell, ...]:

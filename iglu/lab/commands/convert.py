@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +18,24 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from iglu import zoo
+from iglu.lab.cli import DONE
 from iglu.lab.mistakes import MistakeError, as_mistakes, check_writable
+from iglu.lab.models.saved import (
+    load_tokenizer,
+    load_transformer,
+    row_length,
+    token_rows,
+    without_progress_bars,
+)  # fmt: skip
 from iglu.lab.runs import provenance
+from iglu.lab.runs.record import read_runs
+from iglu.lab.runs.storage import write_json
+from iglu.lab.training.tasks import load_model, load_task
 from iglu.modules import IGLU
 from iglu.probing import probe
 from iglu.swapping import swap
@@ -56,7 +66,7 @@ class Flags:
     batches: int = 20
     """Batches to calibrate on, and at most as many to judge a transformers model."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.batches < 2:
             raise MistakeError(
                 f"--batches must be at least 2, one to fit and one to judge, got {self.batches}"
@@ -72,7 +82,7 @@ class Flags:
                 zoo.create(self.to)
 
 
-class Subject(NamedTuple):
+class Source(NamedTuple):
     """A model, what it is calibrated on, how well it does, and how it is saved."""
 
     model: nn.Module
@@ -82,7 +92,7 @@ class Subject(NamedTuple):
     save: Callable[[nn.Module, Path], None]
 
 
-def find(flags: Flags) -> Subject:
+def find(flags: Flags) -> Source:
     """What the flags name."""
     if flags.model.startswith("hf:"):
         return _transformer(Path(flags.model.removeprefix("hf:")), flags)
@@ -91,15 +101,7 @@ def find(flags: Flags) -> Subject:
     return _run(Path(flags.model), flags)
 
 
-def _transformer(folder: Path, flags: Flags) -> Subject:
-    from iglu.lab.models.saved import (
-        load_tokenizer,
-        load_transformer,
-        row_length,
-        token_rows,
-        without_progress_bars,
-    )
-
+def _transformer(folder: Path, flags: Flags) -> Source:
     if flags.text is None:
         raise MistakeError("hf:FOLDER needs --text FILE: the layers are fitted to what they do on real text")
     model = load_transformer(folder)
@@ -121,7 +123,7 @@ def _transformer(folder: Path, flags: Flags) -> Subject:
 
     counts = [sum(len(batch["input_ids"]) for batch in part) for part in (fitted, judged)]
     data = f"calibrated on {counts[0]} rows of {rows.shape[1]} tokens, judged on {counts[1]} others"
-    return Subject(model, data, fitted, _judge_of(model, judged), save)
+    return Source(model, data, fitted, _judge_of(model, judged), save)
 
 
 def _judge_of(model: Any, batches: list[dict[str, Tensor]]) -> Callable[[nn.Module], Metrics]:
@@ -168,12 +170,7 @@ def _check_reload(converted: nn.Module, reloaded: nn.Module, batch: dict[str, Te
     )
 
 
-def _run(folder: Path, flags: Flags) -> Subject:
-    from safetensors.torch import save_model
-
-    from iglu.lab.runs.record import read_runs
-    from iglu.lab.training.tasks import load_model, load_task
-
+def _run(folder: Path, flags: Flags) -> Source:
     runs, complaints = read_runs(folder)
     if len(runs) != 1:
         said = f"{len(runs)} runs, name one of them" if runs else f"no run. {' '.join(complaints)}".rstrip()
@@ -196,7 +193,7 @@ def _run(folder: Path, flags: Flags) -> Subject:
         save_model(converted, str(out / "model.safetensors"))
 
     data = f"calibrated on {sum(map(len, batches))} rows of its training set, judged on its test set"
-    return Subject(load_model(runs[0], flags.data), data, batches, judge, save)
+    return Source(load_model(runs[0], flags.data), data, batches, judge, save)
 
 
 class Converted(NamedTuple):
@@ -211,29 +208,29 @@ class Converted(NamedTuple):
     recalibrated: Metrics
 
 
-def convert(subject: Subject, flags: Flags) -> Converted:
-    """The subject's own model is left as it is."""
-    model = copy.deepcopy(subject.model)
-    activations = _names(model, subject.batches, flags.to)
+def convert(source: Source, flags: Flags) -> Converted:
+    """The source's own model is left as it is."""
+    model = copy.deepcopy(source.model)
+    activations = _names(model, source.batches, flags.to)
 
     def do() -> Swap:
         return _swap(model, activations)
 
-    original = subject.judge(model)
+    original = source.judge(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of what no config can express: said below
         alone = do()
         if all(each.old == each.new for each in alone.replaced):
             raise MistakeError(f"--to {flags.to}: that is what the model has already")
-        swapped = subject.judge(model)
+        swapped = source.judge(model)
         alone.undo()
-        done, record = swap_and_recalibrate(do, model, subject.batches, flags.method)
+        done, record = swap_and_recalibrate(do, model, source.batches, flags.method)
     if done.not_saved and flags.model.startswith("hf:"):
         raise MistakeError(
             f"the config of {type(model).__name__} cannot express the new activation of {done.not_saved[0]}: "
             "the saved model would come back with the old one"
         )
-    return Converted(model, activations, record, original, swapped, subject.judge(model))
+    return Converted(model, activations, record, original, swapped, source.judge(model))
 
 
 def _names(model: nn.Module, batches: list[Any], to: str) -> dict[str, str]:
@@ -291,21 +288,17 @@ def show(found: Converted, flags: Flags) -> None:
         "zeros": found.record.zeros,
         "provenance": provenance.collect(),
     }
-    path = flags.out / "convert.json"
-    path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    write_json(flags.out / "convert.json", body)
     print(f"wrote {flags.out}")
 
 
 def main(argv: list[str]) -> int:
-    """Run ``iglu convert``; 2 for a mistake in the flags or a model that cannot be converted."""
-    try:
-        flags = tyro.cli(Flags, args=argv, prog="iglu convert")
-        subject = find(flags)
-        print(subject.data, flush=True)
-        found = convert(subject, flags)
-        subject.save(found.model, flags.out)
-    except (MistakeError, FileNotFoundError) as error:
-        print(f"iglu convert: {error}", file=sys.stderr)
-        return 2
+    """Run ``iglu convert``."""
+    flags = tyro.cli(Flags, args=argv, prog="iglu convert")
+    flags.check()
+    source = find(flags)
+    print(source.data, flush=True)
+    found = convert(source, flags)
+    source.save(found.model, flags.out)
     show(found, flags)
-    return 0
+    return DONE

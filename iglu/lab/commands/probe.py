@@ -24,6 +24,7 @@ from torch import nn
 from iglu.lab.bench.sittings import refuse_to_replace
 from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError, check_writable
+from iglu.lab.models.saved import load_transformer, row_length, token_rows
 from iglu.lab.probe import pictures
 from iglu.lab.probe.tables import PROBE_FILE, Tails, layer_table, networks_table
 from iglu.lab.recipes import Recipe
@@ -147,8 +148,6 @@ def _runs(folder: Path, flags: ProbeFlags) -> Iterator[Target]:
 
 
 def _saved_transformer(folder: Path, flags: ProbeFlags) -> Target:
-    from iglu.lab.models.saved import load_transformer, row_length, token_rows
-
     model: Any = load_transformer(folder)
     if flags.data is not None:
         return Target(folder.name, model, _named(flags.data)())

@@ -44,6 +44,13 @@ class Tails(NamedTuple):
     recipe: Recipe | None = None
 
     @property
+    def sigma(self) -> float | None:
+        """That was suggested for the network as a whole."""
+        suggestion = self.body.get("suggestion")
+        found: Any = suggestion.get("sigma") if isinstance(suggestion, Mapping) else None
+        return float(found) if is_number(found) else None
+
+    @property
     def excess(self) -> Estimate:
         """Hill's xi over a Gaussian's, and its interval: means over layers."""
         value, low, high = (
@@ -74,37 +81,34 @@ def layer_table(tails: Tails, key: str) -> Table:
     return Table.of(key, title, COLUMNS, lines, notes([blank | dict(row) for row in rows]))
 
 
-def tail_cells(body: Mapping[str, Any]) -> list[Cell]:
+def tail_cells(tails: Tails) -> list[Cell]:
     """Alpha the paper's way and ours, each beside a Gaussian's, the excess, and the sigma suggested."""
-    first, layers = body["first_batch"], body["layers"]
-    excess = Tails("", body).excess
-    suggestion = body.get("suggestion")
-    sigma = suggestion.get("sigma") if isinstance(suggestion, Mapping) else None
+    excess, sigma = tails.excess, tails.sigma
     return [
-        numbered(mean_of(first, "alpha"), 1),
-        numbered(mean_of(first, "gaussian"), 1),
-        numbered(mean_of(layers, "alpha"), 1),
-        numbered(mean_of(layers, "gaussian"), 1),
+        *(
+            numbered(mean_of(tails.body[part], name), 1)
+            for part in ("first_batch", "layers")
+            for name in ("alpha", "gaussian")
+        ),
         Cell(excess.span(), excess.value) if math.isfinite(excess.value) else Cell("none"),
-        Cell(f"{sigma:.3g}", float(sigma)) if is_number(sigma) and sigma is not None else Cell("none"),
+        Cell("none") if sigma is None else Cell(f"{sigma:.3g}", sigma),
     ]
 
 
 def networks_table(networks: Sequence[Tails], title: str = "Our own probes") -> Table:
     """Many networks beside each other; runs that differ in the seed alone share a line."""
-    groups: dict[tuple[Recipe | str, str], list[Tails]] = {}
+    groups: dict[tuple[Recipe | None, str], list[Tails]] = {}
     for tails in networks:
-        recipe = tails.recipe
-        same = tails.name if recipe is None else recipe.replace(seed=0)
-        groups.setdefault(
-            (same, "" if recipe is None else recipe.folder_name.rpartition("_seed=")[0]), []
-        ).append(tails)
+        same, name = tails.recipe, tails.name
+        if same is not None:
+            same, name = same.replace(seed=0), same.folder_name.rpartition("_seed=")[0]
+        groups.setdefault((same, name), []).append(tails)
     rows = [
         (
-            name or group[0].name,
+            name,
             len(group),
             len(group[0].body["layers"]),
-            *(map(_over_seeds, zip(*(tail_cells(each.body) for each in group), strict=True))),
+            *(map(_over_seeds, zip(*map(tail_cells, group), strict=True))),
         )
         for (_, name), group in groups.items()
     ]

@@ -87,25 +87,9 @@ class Task:
     parts: tuple[Difference, ...] = ()  # to the reference, by the size of a class
 
 
-class Series(NamedTuple):
-    """One line of a picture."""
-
-    label: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    colour: str
-    dash: str  # of matplotlib
-    marker: str
-
-
-class Panel(NamedTuple):
-    """One pair of axes: what is drawn, in numbers."""
-
-    title: str
-    labels: tuple[str, str]
-    scales: tuple[str, str]  # "linear", "log"
-    limits: tuple[tuple[float, float], tuple[float, float]]
-    series: tuple[Series, ...]
+Panel = dict[str, Any]
+"""One pair of axes, in numbers: title, labels, scales, limits, and of each line its label, x, y, colour, dash
+and marker."""
 
 
 @dataclass(frozen=True)

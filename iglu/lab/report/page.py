@@ -17,17 +17,17 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
 from iglu import zoo
 from iglu.lab.probe.tables import Tails, layer_table
 from iglu.lab.report.answer import RULE, beside, headlines
-from iglu.lab.report.content import Curve, Difference, Panel, Report, Standing, Task, Verdict
+from iglu.lab.report.content import Curve, Difference, Report, Standing, Task, Verdict
 from iglu.lab.report.explorer import SIGMAS, explorer_data
 from iglu.lab.report.forest import Forest, forests
-from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, digits_of, is_number
+from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, digits_of
 from iglu.lab.results.tables import NONE, NOT_RUN, Table
 from iglu.tails import gaussian_index
 
@@ -90,21 +90,14 @@ def _main_and_parts(task: Task) -> tuple[Forest, list[Forest]]:
     return main, parts
 
 
-class _Answer(NamedTuple):
+def _answer(task: Task) -> dict[str, Any]:
     """Of one task, beside ReLU and beside GELU: what was shown, and how many were not told apart."""
-
-    task: Task
-    metric: str
-    beside: dict[str, tuple[list[tuple[str, str, Standing]], str]]  # by reference
-
-
-def _answer(task: Task) -> _Answer:
-    found = {reference: beside(task, reference) for reference in REFERENCES}
-    return _Answer(
-        task,
-        METRIC_LABELS.get(task.metric, task.metric),
-        {zoo.ZOO[name].label: (_shown(mine), _open(mine)) for name, mine in found.items()},
-    )
+    found = {zoo.ZOO[name].label: beside(task, name) for name in REFERENCES}
+    return {
+        "task": task,
+        "metric": METRIC_LABELS.get(task.metric, task.metric),
+        "beside": {label: (_shown(mine), _open(mine)) for label, mine in found.items()},
+    }
 
 
 def _shown(found: Sequence[Difference]) -> list[tuple[str, str, Standing]]:
@@ -175,31 +168,21 @@ def is_prose(table: Table) -> bool:
     return any(len(cell.text) > _LONGEST_NUMBER for row in table.rows for cell in row[1:])
 
 
-class _ShownProbe(NamedTuple):
-    name: str
-    summary: str
-    table: Table
-    strip: list[tuple[str, str, str]]  # sign, verdict, layer
-    has_chart: bool
-    layers: list[str]  # that have a Hill plot
-
-
-def _shown_probe(number: int, tails: Tails) -> _ShownProbe:
-    layers = tails.body["layers"]
-    suggestion = tails.body.get("suggestion")
-    sigma = suggestion.get("sigma") if isinstance(suggestion, Mapping) else None
+def _shown_probe(number: int, tails: Tails) -> dict[str, Any]:
+    layers, sigma = tails.body["layers"], tails.sigma
     parts = [f"{len(layers)} activations", f"{tails.body.get('batches', '?')} batches"]
-    parts += [f"suggested sigma {sigma:.3g}"] if is_number(sigma) else []
-    strip = [
-        (_TAIL_SIGNS.get(row["verdict"], ""), row["verdict"], row["layer"])
-        for row in layers
-        if isinstance(row.get("verdict"), str)
-    ]
-    table = layer_table(tails, f"probe{number}")
-    has_chart = any("alpha" in row for row in layers)
-    return _ShownProbe(
-        tails.name, ", ".join(parts), table, strip, has_chart, list(tails.body.get("hill", {}))
-    )
+    return {
+        "name": tails.name,
+        "summary": ", ".join(parts + ([] if sigma is None else [f"suggested sigma {sigma:.3g}"])),
+        "table": layer_table(tails, f"probe{number}"),
+        "strip": [
+            (_TAIL_SIGNS.get(row["verdict"], ""), row["verdict"], row["layer"])
+            for row in layers
+            if isinstance(row.get("verdict"), str)
+        ],
+        "has_chart": any("alpha" in row for row in layers),
+        "layers": list(tails.body.get("hill", {})),  # that have a Hill plot
+    }
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -216,15 +199,9 @@ def _data(report: Report) -> dict[str, Any]:
             for tails in report.probes
         ],
         "figures": [
-            {"title": figure.title, "panels": [_panel(panel) for panel in figure.panels]}
-            for figure in report.figures
-            if figure.panels
+            {"title": figure.title, "panels": figure.panels} for figure in report.figures if figure.panels
         ],
     }
-
-
-def _panel(panel: Panel) -> dict[str, Any]:
-    return panel._asdict() | {"series": [series._asdict() for series in panel.series]}
 
 
 def _whose(curve: Curve) -> str:
@@ -251,10 +228,7 @@ def _hill(body: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 
 def _label(curve: Curve) -> str:
-    try:
-        return zoo.parse(curve.activation).label
-    except ValueError:  # of another version, or somebody's own
-        return curve.activation
+    return zoo.parse(curve.activation).label
 
 
 def _probe_chart(layers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -293,10 +267,8 @@ def _asset(name: str) -> str:
 
 
 def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ImportError("The page needs plotly for its charts: pip install 'iglu-torch[lab]'") from error
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 

@@ -96,6 +96,12 @@ def _ours_cell(sample: Sample | None, metric: str, mark: Mark = "") -> Cell:
     return Cell(f"{found.text(digits_of(metric))} ({found.size})", found.value, mark, note)
 
 
+def _ours_column(samples: Sequence[Sample | None], metric: str) -> list[Cell | str]:
+    """With the best marked."""
+    marked = zip(samples, marks(samples, metric), strict=True)
+    return [_ours_cell(each, metric, mark) for each, mark in marked]
+
+
 def _beside(sample: Sample | None, of: Mapping[str, Sample], reference: str, metric: str) -> Cell:
     """The difference to the reference, paired by seed."""
     other = of.get(reference)
@@ -135,8 +141,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
                 for name in ("paper", "ours", "difference")
             ]
             columns.append([_published_cell(number, digits_of(metric)) for number in published])
-            marked = marks(ours, metric)
-            columns.append([_ours_cell(each, metric, mark) for each, mark in zip(ours, marked, strict=True)])
+            columns.append(_ours_column(ours, metric))
             columns.append([_gap(each, metric, number) for each, number in zip(ours, published, strict=True)])
         reduced = reduced_setting(samples, recipe, mine[-1].beside, table.distinguishing(recipe))
         if reduced is not None:
@@ -146,10 +151,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
             chosen = [of.get(name) for name in names]
             labels = [METRIC_LABELS[metric], *(f"- {zoo.ZOO[name].label}" for name in REFERENCES)]
             headers += [(f"{mine[-1].heading}: reduced", label) for label in labels]
-            marked = marks(chosen, metric)
-            columns.append(
-                [_ours_cell(each, metric, mark) for each, mark in zip(chosen, marked, strict=True)]
-            )
+            columns.append(_ours_column(chosen, metric))
             columns += [[_beside(each, of, reference, metric) for each in chosen] for reference in REFERENCES]
     title = f"Table {table.number}. {table.caption}"
     notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *_errata_of(table.number))
@@ -187,10 +189,7 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
     for metric in metrics or [""]:
         label = METRIC_LABELS.get(metric, "runs")
         headers += [(label, "ours"), (label, "minus ReLU")]
-        marked = marks(list(of.values()), metric)
-        columns.append(
-            [_ours_cell(each, metric, mark) for each, mark in zip(of.values(), marked, strict=True)]
-        )
+        columns.append(_ours_column(list(of.values()), metric))
         columns.append([_beside(each, of, REFERENCES[0], metric) for each in of.values()])
     notes = (
         f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper's. "
@@ -276,7 +275,7 @@ def table5(found: Gathered) -> Table:
             cells = [NOT_RUN, NONE, *[NOT_RUN] * 4]
             suggested = NOT_RUN
         else:
-            first, *rest, suggested = tails.tail_cells(probe.body)
+            first, *rest, suggested = tails.tail_cells(probe)
             gap = None if row.alpha is None or first.number is None else first.number - row.alpha.right
             cells = [first, numbered(gap, 1, "+"), *rest]
         sigma = None if row.sigma is None else Cell(f"{row.sigma:g}", row.sigma)

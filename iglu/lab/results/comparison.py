@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from iglu import zoo
 from iglu.lab.recipes import EXECUTION, Recipe
 from iglu.lab.results.statistics import Estimate, estimate, paired_difference
-from iglu.lab.results.tables import Mark, Table, estimated
+from iglu.lab.results.tables import Mark, Table, estimated, ranked_marks
 from iglu.lab.runs.folder import Run
 
 REFERENCES = ("relu", "gelu")  # what every activation is set beside
@@ -181,7 +181,6 @@ def _activation_order(activation: str) -> tuple[int, bool, float]:
 
 def marks(column: Sequence[Sample | None], metric: str) -> list[Mark]:
     """For each of a column, by ``MARKING_RULE``."""
-    result: list[Mark] = [""] * len(column)
     values = {
         place: sample.values(metric)
         for place, sample in enumerate(column)
@@ -189,12 +188,7 @@ def marks(column: Sequence[Sample | None], metric: str) -> list[Mark]:
     }
     sign = 1 if lower_is_better(metric) else -1
     ranked = sorted(values, key=lambda place: sign * estimate(values[place].values()).value)
-    names: tuple[Mark, ...] = ("best", "second")
-    for name, place, following in zip(names, ranked, ranked[1:], strict=False):
-        if not _is_apart(values[place], values[following]):
-            break
-        result[place] = name
-    return result
+    return ranked_marks(len(column), ranked, lambda one, other: _is_apart(values[one], values[other]))
 
 
 def _is_apart(one: Mapping[int, float], other: Mapping[int, float]) -> bool:

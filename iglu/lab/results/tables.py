@@ -61,6 +61,17 @@ def estimated(
     return NONE if found is None else Cell(found.text(digits, sign), found.value, mark, note)
 
 
+def ranked_marks(count: int, ranked: Sequence[int], is_apart: Callable[[int, int], bool]) -> list[Mark]:
+    """For each of so many lines: the first two in rank, each as far as it is apart from the next."""
+    result: list[Mark] = [""] * count
+    names: tuple[Mark, ...] = ("best", "second")
+    for name, place, following in zip(names, ranked, ranked[1:], strict=False):
+        if not is_apart(place, following):
+            break
+        result[place] = name
+    return result
+
+
 @dataclass(frozen=True)
 class Table:
     """Headers have a group ("ResNet-20, CIFAR-10") and a name ("paper"); an empty group stands alone."""

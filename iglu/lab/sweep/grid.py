@@ -6,7 +6,6 @@ keeps no state of its own and goes on after anything, also with more seeds or ac
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from iglu.functional import check_choice
 from iglu.lab import paper
-from iglu.lab.mistakes import MistakeError, as_mistakes, complaining
+from iglu.lab.mistakes import MistakeError, as_mistakes, complaining, unknown
 from iglu.lab.recipes import Recipe, check_field, checked, get_recipe
 from iglu.lab.runs.folder import RECIPE, Run, read_run
 from iglu.lab.training.tasks import MODELS
@@ -65,9 +64,7 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
     else:
         if target == "table1":
             raise MistakeError("Table 1 is time, not training: iglu bench measures it")
-        near = difflib.get_close_matches(target, TABLES, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(TABLES)} and FILE.toml."
-        raise MistakeError(f"Unknown sweep {target!r}. {hint}")
+        raise unknown("sweep", target, [*TABLES, "FILE.toml"])
     # One thread unless more are asked for: runs beside each other are faster than threads inside one.
     changed = tuple(_but(_one_thread(recipe), changes or {}) for recipe in found.recipes)
     if seeds is not None and seeds < 1:

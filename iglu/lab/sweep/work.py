@@ -69,12 +69,9 @@ class Relay(Observer):
             return False
         self.last = now
         recipe = training.recipe
-        metrics = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.metrics.items()]
-        speed = f"{training.rate:,.0f} {training.task.unit}/s"
         share = training.total_steps / (recipe.last_epoch * training.steps)
-        return self.report(
-            Progress(training.epoch + 1, recipe.last_epoch, share, ", ".join([*metrics, speed]))
-        )
+        text = ", ".join(training.words)
+        return self.report(Progress(training.epoch + 1, recipe.last_epoch, share, text))
 
 
 def carry_out(

@@ -91,6 +91,12 @@ class Training:
         """Images or tokens a second, in this epoch."""
         return self.sums["samples"] * self.task.units_a_sample / max(self.sums["seconds"], 1e-9)
 
+    @property
+    def words(self) -> list[str]:
+        """Metrics and speed."""
+        metrics = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in self.metrics.items()]
+        return [*metrics, f"{self.rate:,.0f} {self.task.unit}/s"]
+
 
 class DivergedError(ArithmeticError):
     """The loss or the gradient is no longer a number."""

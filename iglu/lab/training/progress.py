@@ -20,15 +20,12 @@ from iglu.lab.training.loop import Observer, Training
 
 def describe(row: Row) -> str:
     """An epoch's metrics in one line."""
-    parts = [f"epoch {row['epoch']:>3}", f"train loss {row['train_loss']:.4f}"]
-    if "train_acc" in row:
-        parts.append(f"train acc {row['train_acc']:.2f}%")
-    if "test_loss" in row:
-        parts.append(f"test loss {row['test_loss']:.4f}")
-    if "perplexity" in row:
-        parts.append(f"perplexity {row['perplexity']:.2f}")
-    if "test_acc" in row:
-        parts.append(f"test acc {row['test_acc']:.2f}%")
+    shown = {
+        "train_loss": "train loss {:.4f}", "train_acc": "train acc {:.2f}%", "test_loss": "test loss {:.4f}",
+        "perplexity": "perplexity {:.2f}", "test_acc": "test acc {:.2f}%",
+    }  # fmt: skip
+    parts = [f"epoch {row['epoch']:>3}"]
+    parts += [text.format(row[name]) for name, text in shown.items() if name in row]
     shots = [f"{shot} {row[key]:.1f}%" for shot in SHOTS if (key := f"test_acc_{shot}") in row]
     if shots:
         parts.append(", ".join(shots))
@@ -77,9 +74,7 @@ class Display(Observer):
             self.bar.start()
 
     def stepped(self, training: Training) -> bool:
-        metrics = [f"{name.removeprefix('train_')} {value:.4g}" for name, value in training.metrics.items()]
-        speed = f"{training.rate:,.0f} {training.task.unit}/s"
-        text = " | ".join([f"epoch {training.epoch + 1}", *metrics, speed])
+        text = " | ".join([f"epoch {training.epoch + 1}", *training.words])
         if self.bar is not None:
             self.bar.update(self.line, completed=training.total_steps, description=text)
         elif time.monotonic() - self.last_line > 60:

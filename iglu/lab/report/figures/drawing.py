@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from iglu.lab.report.content import Panel, Series
+from iglu.lab.report.content import Panel
 
 _FINE = 300  # dots an inch: points that no dot tells apart are left out of a panel
 _DIGITS = 5
@@ -27,27 +27,31 @@ def panels(figure: Any) -> tuple[Panel, ...]:
     figure.set_dpi(_FINE)
     figure.canvas.draw()  # lays the axes out
     return tuple(
-        Panel(
-            _plain(axis.get_title()),
-            (_plain(axis.get_xlabel()), _plain(axis.get_ylabel())),
-            (axis.get_xscale(), axis.get_yscale()),
-            (_limits(axis.get_xlim()), _limits(axis.get_ylim())),
-            tuple(_series(axis, each) for each in axis.lines),
-        )
+        {
+            "title": _plain(axis.get_title()),
+            "labels": (_plain(axis.get_xlabel()), _plain(axis.get_ylabel())),
+            "scales": (axis.get_xscale(), axis.get_yscale()),
+            "limits": [tuple(map(float, ends)) for ends in (axis.get_xlim(), axis.get_ylim())],
+            "series": [_series(axis, each) for each in axis.lines],
+        }
         for axis in figure.axes
     )
 
 
-def _series(axis: Any, line: Any) -> Series:
+def _series(axis: Any, line: Any) -> dict[str, Any]:
     label = str(line.get_label())
     marker = "" if line.get_marker() == "None" else str(line.get_marker())
     x, y = (
         _across(axis, line) if line.get_transform() != axis.transData else _points(axis, line, bool(marker))
     )
-    return Series(
-        "" if label.startswith("_") else _plain(label), tuple(map(_rounded, x)), tuple(map(_rounded, y)),
-        str(line.get_color()), line.get_linestyle(), marker,
-    )  # fmt: skip
+    return {
+        "label": "" if label.startswith("_") else _plain(label),
+        "x": list(map(_rounded, x)),
+        "y": list(map(_rounded, y)),
+        "colour": str(line.get_color()),
+        "dash": line.get_linestyle(),
+        "marker": marker,
+    }
 
 
 def _across(axis: Any, line: Any) -> tuple[Iterable[float], Iterable[float]]:
@@ -74,11 +78,6 @@ def _points(axis: Any, line: Any, is_marked: bool) -> tuple[Iterable[float], Ite
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _limits(ends: Iterable[float]) -> tuple[float, float]:
-    low, high = map(float, ends)
-    return low, high
 
 
 _SIGNS = {"$": "", r"\sigma": "σ", r"\pi": "π", "^3": "³", r"_{\mathrm{approx}}": "_approx"}  # noqa: RUF001

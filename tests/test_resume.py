@@ -295,12 +295,15 @@ _THREE_ROWS = _ROW + _ROW.replace("1,", "2,", 1) + _ROW.replace("1,", "3,", 1)  
         ("state.json", '{"status": '),
         ("state.json", '{"status": 7}'),
         ("state.json", ""),
+        ("state.json", '{"status": "going"}'),
         ("metrics.jsonl", "[1]\n"),
         ("metrics.jsonl", '{"epoch": 1, "test_a'),
         ("metrics.jsonl", "\x00" * 100),
         ("metrics.jsonl", _ROW + _ROW),
         ("metrics.jsonl", _THREE_ROWS),
         ("provenance.jsonl", "{"),
+        ("recipe.json", ""),
+        ("recipe.json", '{"name": "digits-lt"}'),
         ("provenance.jsonl", '7\n{"torch": "2.10"}\n{"torch": "2.1'),
     ],
 )
@@ -325,6 +328,30 @@ def test_a_damaged_side_file_is_set_aside_and_rebuilt(
         assert (folder / f"{name}.damaged").read_text() == content
         assert f"set aside as {name}.damaged" in notes.all[0]
         assert str(folder / name) in notes.all[0]
+
+
+def test_metrics_that_were_lost_are_there_again_before_the_first_step(stopped: Run, tmp_path: Path) -> None:
+    folder = tmp_path / IMAGES.folder_name
+    shutil.copytree(stopped.folder, folder)
+    (folder / "metrics.jsonl").unlink()
+    seen: list[Run] = []
+
+    class Look(Observer):
+        def started(self, training: Training) -> None:
+            seen.append(read_run(folder))
+
+    fit(IMAGES, out=tmp_path, observers=[Look(), _StopAt(10)])
+    assert seen[0].status == "unfinished"
+    assert len(seen[0].history) == 2
+    assert seen[0].history == stopped.history
+
+
+def test_a_damaged_recipe_without_a_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / IMAGES.folder_name / "recipe.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(MistakeError, match=rf"{re.escape(str(path))} cannot be read.*remove .* start again"):
+        fit(IMAGES, out=tmp_path)
 
 
 def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:

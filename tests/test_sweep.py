@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -18,14 +19,17 @@ import pytest
 
 from iglu.lab import cli, paper
 from iglu.lab.commands import sweep as command
+from iglu.lab.console import Terminal
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs.folder import claim
 from iglu.lab.runs.record import read_runs
 from iglu.lab.sweep.choice import read_field
+from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.estimate import durations, wall_seconds
 from iglu.lab.sweep.grid import read_grid, survey
 from iglu.lab.sweep.local import run_local
 from iglu.lab.sweep.work import Outcome, Progress, Watcher, carry_out, missing_data
+from iglu.lab.training.loop import Observer, Training, fit
 
 RECIPE = RECIPES["digits-lt"].replace(epochs=2, epoch_steps=3, batch=8, threads=1)
 
@@ -352,6 +356,31 @@ def test_a_run_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path:
     holder.join()
     assert outcome.run is not None
     assert outcome.run.status == "finished"
+
+
+def test_a_sweep_shows_what_a_run_says_when_it_begins_and_once(tmp_path: Path) -> None:
+    class StopAt(Observer):
+        def stepped(self, training: Training) -> bool:
+            return training.total_steps == 4
+
+    folder = fit(RECIPE, out=tmp_path, observers=[StopAt()]).folder
+    (folder / "state.json").write_text('{"status": "going"}')
+    text = io.StringIO()
+    lines = Lines(Terminal(file=text, width=300), 1)
+
+    def report(progress: Progress) -> bool:
+        lines.progressed(RECIPE, progress)
+        lines.progressed(RECIPE, progress)
+        return False
+
+    assert carry_out(RECIPE, data=None, out=tmp_path, report=report).run is not None
+    shown = text.getvalue().splitlines()
+    assert shown[0] == f"begins  {folder.name}"
+    assert shown[1].startswith(f"{folder.name}: {folder / 'state.json'} cannot be read")
+    assert shown[2:] == [f"{folder.name}: going on from epoch 2, step 1 of 3"]
+    (folder / "state.json").write_text("{")
+    assert carry_out(RECIPE, data=None, out=tmp_path, report=report).run is not None
+    assert "set aside as state.json.damaged2" in text.getvalue()
 
 
 def test_an_error_that_nobody_foresaw_fails_its_run_with_a_traceback(

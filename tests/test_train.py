@@ -701,15 +701,28 @@ def test_a_run_that_had_finished_says_so_and_is_not_run_again(
         ["resnet20-cifar10", "--data", "{}/nowhere"],
         ["digits", "--accelerator", "warp"],
         ["digits", "--model", "resnet21"],
+        ["digits", "--dataset", "nosuch"],
+        ["digits", "--dataset", "cifar-10"],
+        ["gpt2-python", "--dataset", "nosuch"],
     ],
-    ids=["data", "device", "model"],
+    ids=["data", "device", "model", "images", "misspelt", "text"],
 )
 def test_a_start_that_fails_is_one_line_and_leaves_no_folder(
-    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     argv = [word.format(tmp_path) for word in argv]
     assert cli.run("train", [*argv, "--out", str(tmp_path / "runs")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    reasons = {
+        "data": "nowhere",
+        "device": "accelerator='warp' cannot be had here",
+        "model": "model must be one of",
+        "images": "which reads images: 'nosuch'. Known: cifar10, cifar100, digits.",
+        "misspelt": "'cifar-10'. Did you mean 'cifar10'?",
+        "text": "No text 'nosuch'",
+    }
+    assert reasons[request.node.callspec.id] in said
+    assert "tokenizer" not in said
     assert not (tmp_path / "runs").exists()
 
 

@@ -257,11 +257,22 @@ def claim(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def open_run(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
-    """The run in the folder, as far as there is one; a folder of another run is refused.  What is damaged
-    beside the recipe is set aside, for a checkpoint knows it too; ``notes`` says so."""
+def open_run(
+    folder: Path, recipe: Recipe, notes: list[str], saved: Mapping[str, Any] | None = None
+) -> Run | None:
+    """The run in the folder, as far as there is one; a folder of another run is refused.  What is damaged is
+    set aside, for a checkpoint knows it too, and so the recipe if ``saved`` is that of one; ``notes`` says
+    so."""
     if not (folder / RECIPE).exists():
         return None
+    complaints: list[str] = []
+    with complaining(complaints):
+        checked_recipe(_json(folder / RECIPE), str(folder / RECIPE))
+    if complaints and saved is None:
+        raise MistakeError(f"{complaints[0]}. Mend it, or remove {folder} for the run to start again.")
+    if complaints:
+        notes.append(set_aside(folder / RECIPE, complaints[0]))
+        write_json(folder / RECIPE, saved)
     difference = unlike(read_recipe(folder), recipe)
     if difference:
         raise MistakeError(f"{folder} holds another run: {difference}. Choose another --out, or remove it.")
@@ -269,7 +280,7 @@ def open_run(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
         STATE: read_state, METRICS: read_history, PROVENANCE: read_starts
     }  # fmt: skip
     for name, read in readers.items():
-        complaints: list[str] = []
+        complaints = []
         with complaining(complaints):
             read(folder)
         if complaints:

@@ -26,6 +26,7 @@ class Lines(Watcher):
         self.console, self.total = console, total
         self.running: dict[Recipe, Progress | None] = {}
         self.ends: list[Outcome] = []
+        self.told: set[tuple[Recipe, str]] = set()  # of the notes of runs
         self.began = time.monotonic()
         self.live = Live(console=console, get_renderable=self.picture, refresh_per_second=4, transient=True)
 
@@ -43,6 +44,10 @@ class Lines(Watcher):
         if recipe not in self.running and not self.console.is_terminal:
             self.noted(f"begins  {recipe.folder_name}")
         self.running[recipe] = progress
+        for note in progress.notes if progress is not None else ():
+            if (recipe, note) not in self.told:
+                self.told.add((recipe, note))
+                self.noted(f"{recipe.folder_name}: {note}")
 
     def ended(self, outcome: Outcome) -> None:
         self.running.pop(outcome.recipe, None)

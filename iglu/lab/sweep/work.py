@@ -31,6 +31,7 @@ class Progress(NamedTuple):
     epochs: int
     share: float  # of all its steps
     text: str  # metrics and speed
+    notes: tuple[str, ...] = ()  # what it said when it began
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,28 @@ class Relay(Observer):
     def __init__(self, report: Callable[[Progress], bool]) -> None:
         self.report = report
         self.last = -REPORT_EVERY
+        self.notes: tuple[str, ...] = ()
+
+    def started(self, training: Training) -> None:
+        self.notes = tuple(training.notes)
+        self._tell(training, "begins")
+
+    def found(self, run: Run, notes: Sequence[str]) -> None:
+        epochs = run.recipe.last_epoch
+        self.report(Progress(epochs, epochs, 1.0, "was done before", tuple(notes)))
 
     def stepped(self, training: Training) -> bool:
         now = time.monotonic()
         if now - self.last < REPORT_EVERY:
             return False
         self.last = now
-        recipe = training.recipe
-        share = training.total_steps / (recipe.last_epoch * training.steps)
-        text = ", ".join(training.words)
-        return self.report(Progress(training.epoch + 1, recipe.last_epoch, share, text))
+        return self._tell(training, ", ".join(training.words))
+
+    def _tell(self, training: Training, text: str) -> bool:
+        """With the notes each time: of what a run on a cluster says, the last alone may be heard."""
+        epochs = training.recipe.last_epoch
+        share = training.total_steps / (epochs * training.steps)
+        return self.report(Progress(training.epoch + 1, epochs, share, text, self.notes))
 
 
 def carry_out(

@@ -147,10 +147,10 @@ def fit(
 def _done(folder: Path, recipe: Recipe, notes: list[str]) -> Run | None:
     """The run in the folder if there is nothing left to do: it diverged, or has all its epochs.  Its metrics
     are then held against those of the checkpoint, which proves itself."""
-    run = open_run(folder, recipe, notes)
+    state, _ = newest_checkpoint(folder, recipe)
+    run = open_run(folder, recipe, notes, None if state is None else state.get("recipe"))
     if run is None or not run.is_done_for(recipe):
         return None
-    state, _ = newest_checkpoint(folder, recipe)
     history = list(run.history) if state is None else state["history"]
     # As JSON a NaN is equal to itself.
     if json.dumps(history) == json.dumps(run.history[: len(history)]):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from iglu.lab import cli
+from iglu.lab import cli, paper
 from iglu.lab.commands.demo import summarise_demo
 from iglu.lab.probe.tables import layer_table
 from iglu.lab.recipes import RECIPES, Recipe
@@ -41,8 +41,8 @@ def write(
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text(json.dumps(recipe.as_dict()))
     rows = [
-        {"epoch": epoch, "train_loss": 1.0, "test_loss": 1.0, "test_acc": accuracy, "seconds": 1.0,
-         **dict.fromkeys(SHOTS, accuracy)}
+        {"epoch": epoch, "train_loss": 1.0, "test_loss": 1.0, "seconds": 1.0,
+         **dict.fromkeys(("test_acc", *SHOTS) if recipe.kind == "images" else ["perplexity"], accuracy)}
         for epoch in range(1, (recipe.last_epoch if epochs is None else epochs) + 1)
     ]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -171,6 +171,49 @@ def test_no_claim_holds_over_a_diverged_seed_of_its_better_side(tmp_path: Path) 
     for seed in range(10):
         write(tmp_path, RECIPES[CIFAR[0]].replace(activation="iglu:0.5", seed=seed), 62.0 + 0.01 * seed)
     assert claim(all_claims(gather([tmp_path])), "Low sigma wins").verdict == "holds"
+
+
+def _learnable_everywhere(out: Path, gains: dict[str, float], seeds: int = 4) -> None:
+    """Runs of each of the paper's settings that have the pair: 60 with a spread of 1 over seeds."""
+    for number, seed in itertools.product((2, 3), range(seeds)):
+        for recipe in paper.run_table(number).recipes:
+            for name, gain in (("iglu:5", 0.0), ("iglu:learnable=5", gains.get(recipe.name, 0.01 * seed))):
+                value = 60.0 + math.sqrt(0.6) * seed + gain
+                write(out, recipe.replace(activation=name, seed=seed), value)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ({}, "holds"),
+        ({"resnet20-cifar100": 0.5}, "does not hold"),  # more than the .33 of the authors
+        ({"vit-cifar10": 0.5}, "holds"),  # less than a run's spread here, of 1
+        ({"vit-cifar10": 1.5}, "does not hold"),
+        ({"gpt2-wikitext103": 1.5}, "holds"),  # of a perplexity more is worse
+        ({"gpt2-wikitext103": -1.5}, "does not hold"),
+    ],
+)
+def test_a_learnable_sigma_is_weighed_in_every_setting_of_the_paper_that_has_the_pair(
+    gains: dict[str, float], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "mathematical_claims", list)
+    _learnable_everywhere(tmp_path, gains)
+    found = claim(all_claims(gather([tmp_path])), "A learnable sigma")
+    assert found.verdict == verdict
+    assert found.evidence.count("4 seeds") == 5
+
+
+@pytest.mark.parametrize("lost", ["resnet20-cifar10_", "vit-cifar100", "gpt2"])
+def test_a_setting_that_was_not_run_leaves_the_claim_about_learnable_sigmas_open(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "mathematical_claims", list)
+    _learnable_everywhere(tmp_path, {})
+    for folder in tmp_path.glob(f"{lost}*learnable*"):
+        shutil.rmtree(folder)
+    found = claim(all_claims(gather([tmp_path])), "A learnable sigma")
+    assert found.verdict == "not enough evidence"
+    assert "iglu:learnable=5 not run" in found.evidence
 
 
 GRID = """

@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(wildcard iglu/kernels/cpu/*)
 
-.PHONY: help demo test check-all lint docs matrix wheel pictures accuracy compilers arm windows sanitize clean
+.PHONY: help demo test slow check-all lint docs matrix wheel pictures accuracy compilers arm windows sanitize clean
 
 help:
 	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
 	@echo "make test       set up, then the tests"
 	@echo "make lint       ruff and mypy"
-	@echo "make check-all  lint, the tests, and what takes minutes"
+	@echo "make slow       the tests that take minutes: Ray, torchrun, runs killed many times, compilers"
+	@echo "make check-all  lint, the tests, and all that takes minutes"
 	@echo "make matrix     the tests under each setting of processor, threads, backend and compiler"
 	@echo "make docs       build the documentation site into build/site"
 	@echo "make wheel      build the wheel and check it in a fresh environment"
@@ -49,11 +50,16 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Triton is a gigabyte and a Ray cluster takes a minute, so only here.
-check-all: lint test docs matrix
-	$(PIP) triton ray
+# A short case of each is among the tests of every day; that on Ray where it is installed.
+slow: $(VENV)/test.stamp
+	$(PIP) ray
+	$(BIN)/pytest tests/test_sweep_ray.py
+	$(BIN)/pytest -m slow --ignore tests/test_sweep_ray.py
+
+# Triton is a gigabyte, so only here.
+check-all: lint test slow docs matrix
+	$(PIP) triton
 	$(BIN)/pytest tests/test_triton.py
-	$(BIN)/pytest -m slow
 	tools/check_wheel
 
 # The variable silences a notice of the theme about its own future.

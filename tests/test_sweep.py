@@ -394,11 +394,12 @@ def test_an_error_that_nobody_foresaw_fails_its_run_with_a_traceback(
 
 # -- stopped from outside --------------------------------------------------------------------------
 
-LONG = FILE.replace("epoch_steps = 3", "epoch_steps = 30") + "checkpoint_every = 0.2\n"
+# Two runs, of which one waits while the other is stopped.
+LONG = FILE.replace("steps = 3", "steps = 30").replace("seeds = 2", "seeds = 1") + "checkpoint_every = 0.2\n"
 
 
-def _start(target: str, out: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "iglu", "sweep", target, "--out", str(out), "--jobs", "2", *flags]
+def _start(target: str, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "iglu", "sweep", target, "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -421,45 +422,34 @@ def _is_alive(group: int) -> bool:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The figures of a sweep that was left alone."""
     folder = tmp_path_factory.mktemp("quiet")
-    run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).runs, out=folder / "out", jobs=2)
+    run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).runs, out=folder / "out")
     return _figures(folder / "out")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("ctrl-c", marks=pytest.mark.slow),
-        pytest.param("kill", marks=pytest.mark.slow),
-        "time limit",
-    ],
-)
+@pytest.mark.parametrize("way", ["ctrl-c", "kill", "time limit"])
 def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
-    way: str, quiet: dict[str, object], tmp_path: Path
+    way: str, quiet: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, out = _file(tmp_path, LONG), tmp_path / "out"
     if way == "time limit":
-        process = _start(target, out, "--time-limit", "0.1s", "--seeds", "1")
+        assert cli.run("sweep", [target, "--out", str(out), "--time-limit", "0.1s"]) == command.TIME_IS_UP
+        shown = capsys.readouterr().out
     else:
         process = _start(target, out)
         _wait_for_checkpoint(out)
-    if way == "ctrl-c":
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    elif way == "kill":
-        process.kill()
-    shown = process.communicate(timeout=120)[0]
-    expected = {
-        "ctrl-c": cli.INTERRUPTED,
-        "kill": -signal.SIGKILL,
-        "time limit": command.TIME_IS_UP,
-    }
-    assert process.returncode == expected[way]
+        if way == "ctrl-c":
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        else:
+            process.kill()
+        shown = process.communicate(timeout=120)[0]
+        assert process.returncode == (cli.INTERRUPTED if way == "ctrl-c" else -signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while _is_alive(process.pid):  # workers of a killed sweep see to their end themselves
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     if way != "kill":
         assert "the same command goes on with what is left" in shown
         assert " left" in shown
-    deadline = time.monotonic() + 60
-    while _is_alive(process.pid):  # workers of a killed sweep see to their end themselves
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     recipes = read_grid(target, changes={"threads": 1}).runs
     found = survey(recipes, out)
     assert found.left
@@ -468,7 +458,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_numbers_of_one_left_alone(
             "stopped",
             "finished",
         }
-    run_local(found.left, out=out, jobs=2)
+    run_local(found.left, out=out)
     assert _figures(out) == quiet
 
 

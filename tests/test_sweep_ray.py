@@ -17,7 +17,7 @@ from iglu.lab.runs.folder import read_run
 from iglu.lab.sweep.cluster import keep, run_on_ray
 from iglu.lab.sweep.grid import survey
 from iglu.lab.sweep.local import run_local
-from iglu.lab.sweep.work import Progress, Watcher
+from iglu.lab.sweep.work import Outcome, Progress, Watcher
 from iglu.lab.training.checkpoint import checkpoints
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iglu-torch[ray]'")
@@ -65,6 +65,30 @@ class _LosesItsNode(Watcher):
             self.losses += 1
             (lost,) = self.cluster.worker_nodes
             self.cluster.remove_node(lost, allow_graceful=False)
+
+
+def test_a_run_on_a_node_has_the_numbers_of_the_local_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
+    recipe = RECIPES[1].replace(epochs=1, epoch_steps=2)
+    said = _Hears()
+    (outcome,) = run_on_ray([recipe], address="local", out=tmp_path / "ray", watcher=said)
+    (local,) = run_local([recipe], out=tmp_path / "local")
+    assert outcome.run is not None
+    assert local.run is not None
+    assert outcome.run.without_timings() == local.run.without_timings()
+    assert read_run(outcome.run.folder).status == "finished"
+    assert said.ends == [outcome]
+    assert not ray.is_initialized()
+
+
+class _Hears(Watcher):
+    def __init__(self) -> None:
+        self.ends: list[Outcome] = []
+
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
 
 
 @pytest.mark.slow

@@ -761,8 +761,14 @@ _fit_in_double(Recipe.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [IMAGES, TEXT, VIT.replace(dropout=0.0)], ids=["images", "text", "vit"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(IMAGES, id="images"),
+        pytest.param(TEXT, id="text", marks=pytest.mark.slow),
+        pytest.param(VIT.replace(dropout=0.0), id="vit", marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_under_torchrun_give_the_numbers_of_one(recipe: Recipe, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_UNDER_TORCHRUN)

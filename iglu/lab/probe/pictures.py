@@ -70,11 +70,10 @@ def draw_hills(hills: Hills, most: int) -> Any:
         axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
         axis.set_xscale("log")
     highest = max(0.25, 1.15 * max((value for name in axes_of for value in hills[name]["xi"]), default=0.0))
-    first = figure.excess
-    first.set_ylim(0, highest)
-    for axis in figure.axes[-first.get_gridspec().ncols :]:
-        axis.set_xlabel("k", fontsize=8)
-    legend_below(figure, first, 2, fontsize=8)
+    figure.axes[0].set_ylim(0, highest)
+    for axis in figure.axes:
+        axis.set_xlabel("k" if axis.get_subplotspec().is_last_row() else "", fontsize=8)
+    legend_below(figure, figure.axes[0], 2, fontsize=8)
     return figure
 
 
@@ -82,7 +81,7 @@ def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
     figure, axes_of = panels(list(layers), _PANELS, 4, 3.2, 2.5)
     for name, axis in axes_of.items():
         _quantiles(axis, layers[name])
-    legend_below(figure, figure.excess, 3, fontsize=8)
+    legend_below(figure, figure.axes[0], 3, fontsize=8)
     return figure
 
 

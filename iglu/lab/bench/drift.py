@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iglu.lab.bench.sittings import Timing
-from iglu.lab.bench.timing import PASS_LABELS, where
+from iglu.lab.bench.timing import PASS_LABELS, where_of
 
 Spread = Mapping[str, float]
 
@@ -31,7 +31,7 @@ class Moved:
 
     def __str__(self) -> str:
         row = self.row
-        place = where(row["dtype"], row["device"], row["threads"])
+        place = where_of(row)
         if row["kind"] == "training":
             what = f"{row['label']} ({row['kernel']}) in a step of {row['model_label']}, {place}"
         else:
@@ -43,24 +43,26 @@ class Moved:
         return f"{what}: {now} times {self.reference}, was {was}"
 
 
-def moved(before: Sequence[Timing], now: Sequence[Timing]) -> Iterator[Moved]:
+def moved(before: Sequence[Timing], now: Sequence[Timing]) -> list[Moved]:
     """Every ratio of both that has moved, in the order of the new rows."""
-    earlier = {_identity(row): row for row in before}
-    for row in now:
-        old = earlier.get(_identity(row))
-        if old is None:
-            continue
-        for reference, ratio in row["ratios"].items():
-            if reference in old["ratios"]:
-                was = old["ratios"][reference]
-                if not (_within(was["median"], ratio) or _within(ratio["median"], was)):
-                    yield Moved(row, reference, was, ratio)
+    return [
+        each
+        for each in _compared(before, now)
+        if not (_within(each.before["median"], each.now) or _within(each.now["median"], each.before))
+    ]
 
 
 def compared(before: Sequence[Timing], now: Sequence[Timing]) -> int:
     """How many ratios are in both."""
-    earlier = {_identity(row): row["ratios"].keys() for row in before}
-    return sum(len(row["ratios"].keys() & earlier.get(_identity(row), ())) for row in now)
+    return sum(1 for _ in _compared(before, now))
+
+
+def _compared(before: Sequence[Timing], now: Sequence[Timing]) -> Iterator[Moved]:
+    earlier = {_identity(row): row["ratios"] for row in before}
+    for row in now:
+        for reference, was in earlier.get(_identity(row), {}).items():
+            if reference in row["ratios"]:
+                yield Moved(row, reference, was, row["ratios"][reference])
 
 
 def _identity(row: Timing) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from iglu.lab.bench.sittings import Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.tables import row_label
-from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
+from iglu.lab.bench.timing import PASS_LABELS, PASSES, where_of
 from iglu.lab.results.style import (
     DIRECT_GREY,
     MARKERS,
@@ -57,10 +57,6 @@ def _groups(
     return groups
 
 
-def _where(row: Timing) -> str:
-    return where(row["dtype"], row["device"], row["threads"])
-
-
 def _line(row: Timing) -> tuple[str, str]:
     return row["activation"], row["kernel"]
 
@@ -99,7 +95,7 @@ def _bars(rows: Sequence[Timing]) -> Any:
         Patch(color=OTHER, label="torch"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    figure.suptitle(f"{rows[0]['elements']:,} elements, {_where(rows[0])}", fontsize=10)
+    figure.suptitle(f"{rows[0]['elements']:,} elements, {where_of(rows[0])}", fontsize=10)
     return figure
 
 
@@ -126,7 +122,7 @@ def draw_sizes(rows: Sequence[Timing]) -> Any:
         axis.set_xlabel("elements")
     grid[0][0].set_ylabel("microseconds")
     legend_below(figure, grid[0][0], 4)
-    figure.suptitle(_where(rows[0]), fontsize=10)
+    figure.suptitle(where_of(rows[0]), fontsize=10)
     return figure
 
 
@@ -139,5 +135,5 @@ def _training(rows: Sequence[Timing]) -> Any:
     speed.set_xlabel(f"{rows[0]['unit']} a second")
     memory.set_xlabel("MB kept for the backward pass")
     names_down(figure, list(map(row_label, rows)))
-    figure.suptitle(f"One training step: {rows[0]['model_label']}, {_where(rows[0])}", fontsize=10)
+    figure.suptitle(f"One training step: {rows[0]['model_label']}, {where_of(rows[0])}", fontsize=10)
     return figure

@@ -12,7 +12,7 @@ from iglu import zoo
 from iglu.lab import paper
 from iglu.lab.bench.sittings import Sitting, Timing
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
-from iglu.lab.bench.timing import PASS_LABELS, PASSES, where
+from iglu.lab.bench.timing import PASS_LABELS, PASSES, where_of
 from iglu.lab.results.statistics import Estimate, median
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, Tone, numbered, ranked_marks
 
@@ -79,10 +79,6 @@ def _lines(rows: Iterable[Timing]) -> dict[tuple[str, str], Timing]:
 
 def _distinct(rows: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
     return list(dict.fromkeys(map(key, rows)))
-
-
-def _where(row: Timing) -> str:
-    return where(row["dtype"], row["device"], row["threads"])
 
 
 def tables_of(sitting: Sitting, against: Sequence[str]) -> list[Table]:
@@ -231,12 +227,12 @@ def _times(rows: Sequence[Timing], reference: str) -> list[Table]:
     sizes = _distinct(rows, lambda row: row["elements"])
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
     if len(sizes) == 1:
-        title = f"{sizes[0]:,} elements, {_where(rows[0])}"
+        title = f"{sizes[0]:,} elements, {where_of(rows[0])}"
         return [_time_table(rows, title, "pass", passes, PASS_LABELS.__getitem__, reference)]
     return [
         _time_table(
             [row for row in rows if row["pass"] == name],
-            f"{PASS_LABELS[name].capitalize()}, {_where(rows[0])}", "elements", sizes, size_text, reference,
+            f"{PASS_LABELS[name].capitalize()}, {where_of(rows[0])}", "elements", sizes, size_text, reference,
         )
         for name in passes
     ]  # fmt: skip
@@ -296,7 +292,7 @@ def _ours_against(rows: Sequence[Timing], reference: str) -> Table:
         for name in PASSES
         if any(row["pass"] == name for row in mine)
     ]
-    title = f"Times as long as {_label(rows, reference)}, {_where(rows[0])}"
+    title = f"Times as long as {_label(rows, reference)}, {where_of(rows[0])}"
     headers = ("activation", "pass", *map(size_text, sizes))
     return Table.of(f"against-{reference}", title, headers, lines, (), map(_tone, mine[: len(lines)]))
 
@@ -348,7 +344,7 @@ def _steps(sitting: Sitting, rows: Sequence[Timing]) -> Table:
         "rounds. Kept: tensors saved for the backward pass. Peak: the most that tensors made during the step "
         "held at a time, by the allocator's count, so without parameters and optimizer state."
     )
-    title = f"One training step: {first['model_label']}, {_where(first)}"
+    title = f"One training step: {first['model_label']}, {where_of(first)}"
     names += ["time x direct", "kept MB", "peak MB"]
     notes = (caption, f"{sitting.path}; {sitting.sentence}")
     return Table.of(f"steps-{first['model']}", title, names, lines, notes, map(_tone, rows))

@@ -46,6 +46,10 @@ def where(dtype: str, device: str, threads: int) -> str:
     return f"{dtype}, {device}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
+def where_of(row: Mapping[str, Any]) -> str:
+    return where(row["dtype"], row["device"], row["threads"])
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where subjects are compared; times of different settings are not."""

@@ -327,7 +327,7 @@ def show(record: Sitting, flags: BenchFlags, console: Terminal) -> None:
 
 def show_moved(earlier: Sitting, record: Sitting, console: Terminal) -> bool:
     """Name every ratio that has left its spread; whether there was one."""
-    found = list(drift.moved(earlier.rows, record.rows))
+    found = drift.moved(earlier.rows, record.rows)
     for each in found:
         console.say(f"Moved: {each}")
     count = drift.compared(earlier.rows, record.rows)

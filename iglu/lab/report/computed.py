@@ -28,10 +28,13 @@ def mathematical_claims() -> list[Claim]:
         _gradient_of_the_direct_formula(),
         _larger_than_gelus(),
         _gate_error(),
-        _gate_error_vanishes(),
-        _activation_error_vanishes(),
+        _error_vanishes("gate", lambda x: EXACT.gate(x, 1.0), lambda x: RATIONAL.gate(x, 1.0)),
+        _error_vanishes(
+            "activation", lambda x: EXACT.value(x, 1.0), lambda x: RATIONAL.value(x, 1.0),
+            f"; the limit is 1/2 - 1/pi = {0.5 - 1 / math.pi:.5f}, over sigma",
+        ),
         _tends_to_relu(),
-    ]
+    ]  # fmt: skip
 
 
 def gradient(function: Function, x: Tensor) -> Tensor:
@@ -185,17 +188,6 @@ def _error_vanishes(of: str, exact: Function, rational: Function, limit: str = "
         f"At sigma = 1 and |x| = {_listed(_FAR)}: {_listed(errors[:3])} for x > 0, {_listed(errors[3:])} for "
         f"x < 0{limit}.",
         "below 1e-6 at |x| = 1e6.",
-    )
-
-
-def _gate_error_vanishes() -> Claim:
-    return _error_vanishes("gate", lambda x: EXACT.gate(x, 1.0), lambda x: RATIONAL.gate(x, 1.0))
-
-
-def _activation_error_vanishes() -> Claim:
-    limit = f"; the limit is 1/2 - 1/pi = {0.5 - 1 / math.pi:.5f}, over sigma"
-    return _error_vanishes(
-        "activation", lambda x: EXACT.value(x, 1.0), lambda x: RATIONAL.value(x, 1.0), limit
     )
 
 

@@ -34,13 +34,9 @@ def explorer_data() -> dict[str, Any]:
         "tail_x": _short(tail_x),
         "sigmas": SIGMAS,
         "smallest_half": torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps,
-        "activations": [_activation(name, x, tail_x) for name in _in_order_of_styles()],
+        # Those shown first come first, and get the plainest line styles.
+        "activations": [_activation(name, x, tail_x) for name in dict.fromkeys([*FIRST_SHOWN, *zoo.ZOO])],
     }
-
-
-def _in_order_of_styles() -> list[str]:
-    """Those shown first come first, and get the plainest line styles."""
-    return [*FIRST_SHOWN, *(name for name in zoo.ZOO if name not in FIRST_SHOWN)]
 
 
 def _activation(name: str, x: Tensor, tail_x: Tensor) -> dict[str, Any]:

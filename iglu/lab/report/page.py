@@ -26,7 +26,7 @@ from iglu.lab.probe.tables import Tails, layer_table
 from iglu.lab.report.answer import RULE, beside, headlines
 from iglu.lab.report.content import Curve, Difference, Report, Standing, Task, Verdict
 from iglu.lab.report.explorer import SIGMAS, explorer_data
-from iglu.lab.report.forest import Forest, forests
+from iglu.lab.report.forest import forests
 from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, digits_of
 from iglu.lab.results.tables import NONE, NOT_RUN, Table
 from iglu.tails import gaussian_index
@@ -47,9 +47,11 @@ _STANDINGS: dict[Standing, tuple[str, str]] = {
 
 def render(report: Report) -> str:
     """The page as text."""
+    from plotly.offline import get_plotlyjs
+
     scripts = {
         "theme": _asset("theme.js"),
-        "plotly": _plotly(),
+        "plotly": get_plotlyjs(),
         "page": "\n".join(_asset(name) for name in ("formulas.js", "charts.js", "page.js")),
     }
     scripts = {name: _inside_script(text) for name, text in scripts.items()}
@@ -64,7 +66,7 @@ def render(report: Report) -> str:
         scripts=scripts,
         data=_json(_data(report)),
         report=report,
-        forests=[(task, *_main_and_parts(task)) for task in report.tasks],
+        forests=[(task, next(found := forests(task)), list(found)) for task in report.tasks],
         headlines=headlines(report.tasks),
         answers=[_answer(task) for task in report.tasks],
         rule=RULE,
@@ -83,11 +85,6 @@ def render(report: Report) -> str:
 
 
 # -- activations beside each other -----------------------------------------------------------------
-
-
-def _main_and_parts(task: Task) -> tuple[Forest, list[Forest]]:
-    main, *parts = forests(task)
-    return main, parts
 
 
 def _answer(task: Task) -> dict[str, Any]:
@@ -264,12 +261,6 @@ def _readable(value: Any) -> str:
 
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
 
 
 def _inside_script(text: str) -> str:

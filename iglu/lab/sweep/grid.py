@@ -66,14 +66,12 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
             raise MistakeError("Table 1 is time, not training: iglu bench measures it")
         raise unknown("sweep", target, [*TABLES, "FILE.toml"])
     # One thread unless more are asked for: runs beside each other are faster than threads inside one.
-    changed = tuple(_but(_one_thread(recipe), changes or {}) for recipe in found.recipes)
+    changed = tuple(
+        _but(recipe, {"threads": recipe.threads or 1, **(changes or {})}) for recipe in found.recipes
+    )
     if seeds is not None and seeds < 1:
         raise MistakeError(f"--seeds must be at least 1, got {seeds}")
     return found._replace(recipes=changed, seeds=found.seeds if seeds is None else tuple(range(seeds)))
-
-
-def _one_thread(recipe: Recipe) -> Recipe:
-    return recipe.replace(threads=1) if recipe.threads is None else recipe
 
 
 def _table(number: int) -> Grid:

@@ -60,6 +60,25 @@ def test_the_bounds_hold_for_the_truth_and_for_what_is_computed(dtype, approxima
     assert (true <= truth.extended(found.high)).all()
 
 
+@pytest.mark.parametrize(
+    ("approximate", "sigma", "low", "high"),
+    [
+        ("none", 0.5, -496.0, 0.71875),
+        ("none", 1.0, -19.625, 0.40625),
+        ("rational", 3.0, -4.46875, 0.1865234375),
+    ],
+)
+def test_the_lines_hold_for_a_function_that_is_off_by_all_that_is_promised(approximate, sigma, low, high):
+    """1 ulp, in bfloat16.  Here the roundings of slope x + intercept go the same way, and use up the rest."""
+    low, high = torch.tensor(low, dtype=torch.bfloat16), torch.tensor(high, dtype=torch.bfloat16)
+    found = iglu.bounds(low, high, sigma, approximate=approximate)
+    x = torch.stack([low, high])
+    true = truth.TRUTH[approximate, "value"](truth.extended(x), sigma)
+    ulp = np.ldexp(torch.finfo(torch.bfloat16).eps, np.frexp(np.abs(true))[1] - 1)
+    assert (truth.extended(found.below(x)) <= true - ulp).all()
+    assert (true + ulp <= truth.extended(found.above(x))).all()
+
+
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_bounds_are_tight_up_to_rounding(dtype, approximate):

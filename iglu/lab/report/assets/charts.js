@@ -3,6 +3,7 @@
 /* What the charts share: colours that follow the theme, line styles, chips to choose by, drawing, the numbers
    behind each as a file, and the whole screen for it. */
 
+const TEXT = 13; // pixels
 const COLOURS = 7; // --line-0 to --line-6 of the style sheet
 const DASHES = [
   ["solid", ""], ["dash", "5 3"], ["dot", "1.5 2.5"], ["dashdot", "6 2 1.5 2"], ["longdash", "9 3"],
@@ -51,22 +52,27 @@ function draw(element, make) {
   if (label) element.setAttribute("aria-label", label);
   const axis = {
     gridcolor: colour("--grid"), zerolinecolor: colour("--axis"), linecolor: colour("--axis"),
-    zerolinewidth: 1, automargin: true, title: { standoff: 10 },
+    zerolinewidth: 1, automargin: true,
   };
+  // Plotly draws powers of ten a quarter larger than other ticks, and titles a fifth larger than ticks.
+  const dressed = (own = {}) => ({
+    ...axis, ...(own.type === "log" && { tickfont: { size: 0.8 * TEXT } }), ...own,
+    title: { standoff: 10, font: { size: TEXT }, ...own.title },
+  });
   const merged = {
     autosize: true,
     margin: { l: 56, r: 12, t: 12, b: 48 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--quiet") },
+    font: { family: getComputedStyle(document.body).fontFamily, size: TEXT, color: colour("--quiet") },
     showlegend: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--grid"), font: { color: colour("--ink") } },
     // On a touch screen a drag is for scrolling the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     ...layout,
-    xaxis: { ...axis, ...layout.xaxis },
-    yaxis: { ...axis, ...layout.yaxis },
+    xaxis: dressed(layout.xaxis),
+    yaxis: dressed(layout.yaxis),
   };
   return plotly.then(({ react }) => react(element, traces, merged, { responsive: true, displayModeBar: false }));
 }
@@ -89,6 +95,11 @@ function bandOf(x, low, high, fillcolor) {
     mode: "lines", fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip",
     showlegend: false,
   };
+}
+
+/** So faint that many bands over each other do not bury the lines. */
+function bandColour(variable, count) {
+  return colour(variable, Math.max(0.03, 0.2 / (count + 1)));
 }
 
 function redrawAll() {

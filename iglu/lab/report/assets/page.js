@@ -287,7 +287,7 @@ const hiddenCurves = new Set();
 /** Around the curves once they have settled: where they begin says little, and hides all else. */
 function settledRange(curves) {
   const settled = curves.flatMap(({ epochs, mean }) =>
-    mean.filter((value, i) => value !== null && epochs[i] > epochs.at(-1) / 2),
+    mean.filter((value, i) => value !== null && epochs[i] > epochs.at(-1) / 3),
   );
   if (!settled.length) return undefined;
   const [low, high] = [Math.min(...settled), Math.max(...settled)];
@@ -304,7 +304,9 @@ function curvesChart() {
   );
   const bands = chosen
     .filter((curve) => curve.seeds > 1)
-    .map(({ epochs, low, high, label }) => bandOf(epochs, low, high, colour(curveStyles.get(label).variable, 0.1)));
+    .map(({ epochs, low, high, label }) =>
+      bandOf(epochs, low, high, bandColour(curveStyles.get(label).variable, chosen.length)),
+    );
   const lines = chosen.map((curve) => {
     const { variable, dash } = curveStyles.get(curve.label);
     return {
@@ -360,7 +362,7 @@ function sigmasChart() {
   const chosen = DATA.sigmas.filter((curve) => curve.whose === whose);
   const styles = chosen.map((_, i) => lineStyle(i));
   const bands = chosen.flatMap(({ epochs, low, high, seeds }, i) =>
-    seeds > 1 ? [bandOf(epochs, low, high, colour(styles[i].variable, 0.1))] : [],
+    seeds > 1 ? [bandOf(epochs, low, high, bandColour(styles[i].variable, chosen.length))] : [],
   );
   const lines = chosen.map(({ metric: layer, epochs, mean, low, high }, i) => ({
     x: epochs, y: mean, low, high, name: plain(layer), hovertemplate: "%{y:.4~g}",

@@ -392,6 +392,20 @@ def test_every_size_up_to_67_fills_its_output_and_nothing_else(family, dtype):
         assert torch.equal(backward(operation, family, grad[:n], x[:n]), whole_backward[operation][:n])
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_in_its_page_a_tensor_lies_does_not_matter(family, dtype):
+    """A loop goes downwards where its loads would follow its stores into the same place of a page."""
+    everything, grads = random(2500, dtype=dtype), random(2500, dtype=dtype, seed=1)
+    value, slope = forward("value", family, everything), backward("value", family, grads, everything)
+    pair = glu(family, everything, grads)
+    for begin in range(0, 2048, 64):
+        x, grad = everything[begin : begin + 100], grads[begin : begin + 100]
+        assert torch.equal(forward("value", family, x), value[begin : begin + 100])
+        assert torch.equal(backward("value", family, grad, x), slope[begin : begin + 100])
+        assert torch.equal(glu(family, x, grad), pair[begin : begin + 100])
+
+
 # -- threads -----------------------------------------------------------------------------------------------
 
 

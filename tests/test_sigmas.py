@@ -26,7 +26,7 @@ RECIPE = {
 }
 GRID = """
 recipes = ["{recipe}"]
-activations = ["relu", "iglu:0.5", "iglu:1", "iglu:10"]
+activations = ["relu", "iglu:0.5", "iglu:1", "iglu:5", "iglu:10"]
 seeds = 4
 epochs = 2
 threads = 1
@@ -38,6 +38,7 @@ METRICS = {
     "relu": (50.0, 51.0, 52.0, 53.0),
     "iglu:0.5": (52.0, 53.5, 54.5, 56.0),
     "iglu:1": (51.0, 52.0, 53.0, 54.0),
+    "iglu:5": (51.25, 52.25, 53.25, 54.25),
     "iglu:10": (50.0, 50.5, 52.5, 53.0),
 }
 LIGHT, _, HEAVY = POINTS  # the rule says 10 for the tails of the first, 0.5 for those of the last
@@ -107,9 +108,10 @@ def test_the_table_has_a_line_a_network_and_a_sentence_a_rule(tmp_path: Path) ->
     (row,) = table.rows
     assert row[1].text == "0.5"
     assert row[2].text.startswith("+1.50 ± ")
+    assert row[3].text == "+0.25 ± 0.00"
     assert [header for header in table.headers if header[0]] == [
         ("best of the grid, chosen afterwards", "sigma"), ("best of the grid, chosen afterwards", "gain"),
-        ("rule scaled", "sigma"), ("rule scaled", "gain"),
+        ("always 5", "gain"), ("rule scaled", "sigma"), ("rule scaled", "gain"),
         ("rule regimes", "sigma"), ("rule regimes", "gain"),
     ]  # fmt: skip
     assert sum(note.startswith("Rule ") for note in table.notes) == 2

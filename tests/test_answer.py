@@ -106,11 +106,15 @@ def test_the_answer_names_where_it_was_better_where_worse_and_by_how_much(tmp_pa
     }
     assert list(standing.values()) == ["better", "not told apart", "worse", "not told apart"]
     assert headlines(tasks)[0] == "Some IGLU was better than ReLU in 1 of 2 tasks, and some was worse in 1."
-    first = answer_table(tasks).rows[0]
+    table = answer_table(tasks)
+    first, *_, last = table.rows
+    assert [name for _, name in table.headers] == ["task", "beside", "iglu:0.5", "iglu:5"]
     assert first[0].text.startswith("resnet8 on cifar10 at 100:1")
-    assert first[1].text == "ReLU"
-    assert first[2].text == "IGLU (sigma = 0.5) +2.05 ± 0.21"
-    assert first[3].text == ""
+    assert [cell.text for cell in first[1:3]] == ["ReLU", "better: +2.05 ± 0.21"]
+    assert ":" not in first[3].text
+    assert last[0].text.startswith("resnet8 on cifar10 at 200:1")
+    assert last[1].text == "GELU"
+    assert last[2].text.startswith("worse: -")
 
 
 def test_where_nothing_is_better_that_is_what_it_says() -> None:

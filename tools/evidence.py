@@ -16,7 +16,7 @@ from iglu.lab.report.answer import all_tasks, answer_table, headlines
 from iglu.lab.report.claims import all_claims
 from iglu.lab.report.gather import Gathered, gather
 from iglu.lab.report.sigmas import rules_table
-from iglu.lab.results.tables import Cell, Table, markdown, numbered
+from iglu.lab.results.tables import Table, markdown
 from iglu.lab.sweep.grid import read_grid
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -33,17 +33,13 @@ def answer(found: Gathered) -> str:
 
 def claims(found: Gathered) -> str:
     """The verdicts at the reduced scale."""
-    rows = tuple(
-        (
-            Cell(claim.text),
-            Cell(f"{claim.reduced.verdict}: {claim.reduced.evidence}"),
-            Cell(claim.reduced.scale),
-        )
+    rows = [
+        (claim.text, f"{claim.reduced.verdict}: {claim.reduced.evidence}", claim.reduced.scale)
         for claim in all_claims(found)
         if claim.reduced is not None
-    )
+    ]
     names = ("claim of the paper", "at the reduced scale", "which is")
-    return markdown(Table("claims", "What the claims come to", tuple(("", name) for name in names), rows))
+    return markdown(Table.of("claims", "What the claims come to", names, rows))
 
 
 def sigma_rules(found: Gathered) -> str:
@@ -64,14 +60,10 @@ def runs(found: Gathered) -> str:
         diverged = sum(len(each.diverged) for of in samples.values() for each in of.values())
         minutes = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 60
         where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
-        rows.append(
-            (
-                Cell(path.name), numbered(len(done), 0), numbered(len(grid.runs), 0),
-                numbered(diverged, 0), numbered(minutes, 0), Cell("; ".join(where)),
-            )
-        )  # fmt: skip
+        counts = (len(done), len(grid.runs), diverged, round(minutes))
+        rows.append((path.name, *counts, "; ".join(where)))
     names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
-    return markdown(Table("runs", "What has been run", tuple(("", name) for name in names), tuple(rows)))
+    return markdown(Table.of("runs", "What has been run", names, rows))
 
 
 BLOCKS: dict[str, Callable[[Gathered], str]] = {

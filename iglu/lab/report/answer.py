@@ -15,11 +15,19 @@ from typing import NamedTuple
 from iglu import zoo
 from iglu.lab import paper
 from iglu.lab.recipes import Recipe
-from iglu.lab.report.content import LEVEL, Difference, Standing, Task
+from iglu.lab.report.content import LEVEL, Difference, Task
 from iglu.lab.report.gather import Evidence, Gathered
-from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, Sample, digits_of, scale_of, setting_of
+from iglu.lab.results.comparison import (
+    METRIC_LABELS,
+    REFERENCES,
+    Sample,
+    activation_order,
+    digits_of,
+    scale_of,
+    setting_of,
+)
 from iglu.lab.results.statistics import holm, p_value
-from iglu.lab.results.tables import Table
+from iglu.lab.results.tables import NONE, Cell, Table
 
 SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
@@ -162,17 +170,21 @@ def headlines(tasks: Sequence[Task]) -> list[str]:
 
 
 def answer_table(tasks: Sequence[Task]) -> Table:
-    """For each task, beside ReLU and beside GELU: which IGLU was better, which was worse, and by how much."""
-    columns: tuple[Standing, ...] = ("better", "worse", "not told apart")
-    rows = []
-    for task in tasks:
-        for reference in REFERENCES:
-            found = beside(task, reference)
-            if found:
-                groups = [[one for one in found if one.standing == standing] for standing in columns]
-                rows.append((_name(task), zoo.ZOO[reference].label, *map(_list, groups)))
-    headers = ("task", "IGLU beside", *columns)
-    return Table.of("answer", "Where IGLU was better here, and where not", headers, rows, [RULE])
+    """A line for each task beside ReLU and one beside GELU, a column for each IGLU that was run."""
+    lines = [
+        (task, reference, {one.activation: one for one in found})
+        for task in tasks
+        for reference in REFERENCES
+        if (found := beside(task, reference))
+    ]
+    names = sorted({name for _, _, found in lines for name in found}, key=activation_order)
+    rows = [
+        (_name(task), zoo.ZOO[reference].label, *(_cell(found.get(name)) for name in names))
+        for task, reference, found in lines
+    ]
+    return Table.of(
+        "answer", "Where IGLU was better here, and where not", ("task", "beside", *names), rows, [RULE]
+    )
 
 
 def _name(task: Task) -> str:
@@ -180,9 +192,9 @@ def _name(task: Task) -> str:
     return f"{task.title}; {METRIC_LABELS.get(task.metric, task.metric)} ({how})"
 
 
-def _list(found: Sequence[Difference]) -> str:
-    return "; ".join(
-        f"{zoo.parse(one.activation).label} {one.found.text(digits_of(one.metric), '+')}"
-        + (f" ({one.diverged} diverged)" if one.diverged else "")
-        for one in sorted(found, key=lambda one: one.gain.value, reverse=True)
-    )
+def _cell(one: Difference | None) -> Cell:
+    if one is None:
+        return NONE
+    shown = "" if one.standing == "not told apart" else f"{one.standing}: "
+    lost = f" ({one.diverged} diverged)" if one.diverged else ""
+    return Cell(f"{shown}{one.found.text(digits_of(one.metric), '+')}{lost}", one.found.value)

@@ -28,7 +28,7 @@ from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Judgement, Verdict
 from iglu.lab.report.gather import Evidence, Gathered
 from iglu.lab.report.tables import papers_probe
-from iglu.lab.results.comparison import Sample, lower_is_better, scale_of, setting_label, setting_of
+from iglu.lab.results.comparison import Sample, counted, lower_is_better, scale_of, setting_label, setting_of
 from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
@@ -157,7 +157,7 @@ def compare(
     if found is None:
         return Compared(_OPEN, f"{label}: {', '.join(['no seed in common', *lost])}")
     signed = -found if lower_is_better(metric) else found
-    text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([f'{found.size} seeds', *lost])})"
+    text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
     if bound is None:
         verdict = side(signed)
         is_claimed = one.diverged
@@ -335,7 +335,7 @@ def _slopes(
     told = f", {lost} of {one} diverged" if lost else ""
     verdict = side(found)
     return (_OPEN if lost and verdict == "holds" else verdict), (
-        f"{found.text(2, '+')} points for each tenfold ratio ({found.size} seeds{told})."
+        f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{told})."
     )
 
 

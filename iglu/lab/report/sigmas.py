@@ -118,7 +118,7 @@ def rules_table(evidence: Iterable[Evidence]) -> list[Table]:
     rules = [worth.rule for worth in found[0].rules]
     rows = tuple(
         (
-            Cell(setting_label(network.setting)),
+            setting_label(network.setting),
             Cell(f"{network.best:g}", network.best),
             estimated(network.best_gain, digits_of(network.metric), "+"),
             estimated(network.always_gain, digits_of(network.metric), "+"),
@@ -126,11 +126,9 @@ def rules_table(evidence: Iterable[Evidence]) -> list[Table]:
         )
         for network in found
     )
-    headers = (
-        ("", "network"), ("best of the grid, chosen afterwards", "sigma"),
-        ("best of the grid, chosen afterwards", "gain"), (f"always {ALWAYS:g}", "gain"),
-        *((f"rule {rule}", name) for rule in rules for name in ("sigma", "gain")),
-    )  # fmt: skip
+    best, always = "best of the grid, chosen afterwards", f"always {ALWAYS:g}"
+    headers = [("", "network"), (best, "sigma"), (best, "gain"), (always, "gain")]
+    headers += [(f"rule {rule}", name) for rule in rules for name in ("sigma", "gain")]
     by_rule = {
         rule: [worth for network in found for worth in network.rules if worth.rule == rule] for rule in rules
     }
@@ -140,7 +138,7 @@ def rules_table(evidence: Iterable[Evidence]) -> list[Table]:
         "the grid nearest to its suggestion is taken.",
         *(f"Rule {rule}: {in_words(worths)}" for rule, worths in by_rule.items()),
     )
-    return [Table("sigma-rules", 'The rules for sigma against "take 1"', headers, rows, notes)]
+    return [Table.of("sigma-rules", 'The rules for sigma against "take 1"', headers, rows, notes)]
 
 
 def _cells(worth: Worth, metric: str) -> tuple[Cell, Cell]:

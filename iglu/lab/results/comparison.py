@@ -156,7 +156,7 @@ def samples(runs: Iterable[Run]) -> dict[Recipe, dict[str, Sample]]:
     for run in distinct(runs):
         groups.setdefault(setting_of(run.recipe), {}).setdefault(run.recipe.activation, []).append(run)
     return {
-        setting: {name: _sample(setting, name, of[name]) for name in sorted(of, key=_activation_order)}
+        setting: {name: _sample(setting, name, of[name]) for name in sorted(of, key=activation_order)}
         for setting, of in groups.items()
     }
 
@@ -174,7 +174,7 @@ def is_diverged(run: Run) -> bool:
     return run.status == "diverged" or (run.is_whole and not is_number(run.last.get(run.metric)))
 
 
-def _activation_order(activation: str) -> tuple[int, bool, float]:
+def activation_order(activation: str) -> tuple[int, bool, float]:
     spec = zoo.parse(activation)
     return list(zoo.ZOO).index(spec.name), spec.learnable, spec.sigma or 0.0
 

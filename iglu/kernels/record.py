@@ -10,6 +10,7 @@ What is kept is the same whichever kernels serve: x, up and sigma as they were g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -147,42 +148,56 @@ def differentiable_twice(
     if by_x is not None and operation == "glu" and up is None:
         by_x, by_up = plain.halves(by_x, None)
     g, at = grad.to(wide), at.to(wide)
-    factor = torch.ones_like(at) if other is None else other.to(wide)
     shape = plain.broadcast(sigma, x, channel_dim)
     scale = plain.widen(shape, wide)
+    needs_sigma = needs_sigma and isinstance(sigma, Tensor)
 
     def of(operation: str) -> Tensor:
         return call(operation, at, None, scale, approximate, None)
 
-    zero = torch.zeros_like(at)
-    of_grad, of_x, of_up, of_sigma = zero, zero, zero, zero
+    def times_up(v: Tensor) -> Tensor:
+        return v if other is None else v * other.to(wide)
+
+    of_grad: list[Tensor] = []
+    of_x: list[Tensor] = []
+    of_up: list[Tensor] = []
+    of_sigma: list[Tensor] = []
     if by_x is not None:
         v = by_x.to(wide)
-        slope, curvature = of("slope"), of("curvature")
-        of_grad = of_grad + v * factor * slope
-        of_x = of_x + v * factor * curvature * scale
-        of_up = of_up + v * slope
-        of_sigma = of_sigma + v * factor * curvature * at
+        slope, curvature = of("slope"), times_up(v) * of("curvature")
+        of_grad.append(times_up(v) * slope)
+        of_x.append(curvature * scale)
+        if other is not None:
+            of_up.append(v * slope)
+        if needs_sigma:
+            of_sigma.append(curvature * at)
     if by_up is not None:
         w = by_up.to(wide)
-        of_grad = of_grad + w * of("value")
-        of_x = of_x + w * of("slope")
-        of_sigma = of_sigma + w * of("by_sigma")
+        of_grad.append(w * of("value"))
+        of_x.append(w * of("slope"))
+        if needs_sigma:
+            of_sigma.append(w * of("by_sigma"))
     if by_sigma is not None:
         s = plain.widen(plain.broadcast(by_sigma, x, channel_dim), wide)
         first = of("by_sigma")
-        of_grad = of_grad + s * factor * first
-        of_x = of_x + s * factor * of("curvature") * at
-        of_up = of_up + s * first
-        of_sigma = of_sigma + s * factor * of("by_sigma_twice")
+        of_grad.append(times_up(s * first))
+        of_x.append(times_up(s * of("curvature") * at))
+        if other is not None:
+            of_up.append(s * first)
+        if needs_sigma:
+            of_sigma.append(times_up(s * of("by_sigma_twice")))
 
-    by_grad, at_x, at_up = of_grad.to(grad.dtype), (g * of_x).to(x.dtype), (g * of_up).to(x.dtype)
-    if operation == "glu" and up is None:
-        at_x = torch.cat([at_x, at_up], -1)
+    def summed(terms: list[Tensor]) -> Tensor:
+        return functools.reduce(torch.add, terms) if terms else torch.zeros_like(at)
+
+    by_grad, at_x = summed(of_grad).to(grad.dtype), (g * summed(of_x)).to(x.dtype)
+    at_up = None if other is None else (g * summed(of_up)).to(x.dtype)
+    if at_up is not None and up is None:
+        at_x, at_up = torch.cat([at_x, at_up], -1), None
     at_sigma = None
     if needs_sigma and isinstance(sigma, Tensor) and isinstance(shape, Tensor):
-        at_sigma = (g * of_sigma).sum_to_size(shape.shape).reshape(sigma.shape).to(sigma.dtype)
-    return by_grad, at_x, None if up is None else at_up, at_sigma
+        at_sigma = (g * summed(of_sigma)).sum_to_size(shape.shape).reshape(sigma.shape).to(sigma.dtype)
+    return by_grad, at_x, at_up, at_sigma
 
 
 def differentiable_gradients(

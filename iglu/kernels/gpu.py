@@ -263,11 +263,12 @@ def forward(
 ) -> Tensor | None:
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
-    if out is None and record.is_recorded(x, up, sigma):
-        number, scale = (None, sigma) if isinstance(sigma, Tensor) else (sigma, None)
-        return record.keep_inputs(("triton", operation, number, approximate, channel_dim), x, up, scale)
-    with _named(operation):
-        return _run(operation, x, up, sigma, approximate, channel_dim, out)
+    with _named(operation), torch.no_grad():
+        y = _run(operation, x, up, sigma, approximate, channel_dim, out)
+    if out is not None or not record.is_recorded(x, up, sigma):
+        return y
+    number, scale = (None, sigma) if isinstance(sigma, Tensor) else (sigma, None)
+    return record.keep_inputs(("triton", operation, number, approximate, channel_dim, y), x, up, scale)
 
 
 def _named(operation: str) -> contextlib.AbstractContextManager[Any]:

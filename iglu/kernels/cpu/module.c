@@ -114,15 +114,12 @@ static int call_is_true(PyObject *function, PyObject *argument)
     return truth;
 }
 
-/* Set while a call is handed to the recorder, which comes back for the result: the questions are answered. */
-static _Thread_local int is_asked;
-
 /* Whether no mode, tracer or dual number of torch wants to see the call; -1 with an error set.  (What a transform of
  * torch.func wraps has no memory to be found; what it does not wrap is as it seems.) */
 static int is_plain_eager(void)
 {
-    if (is_asked || exchange == NULL)
-        return is_asked;
+    if (exchange == NULL)
+        return 0;
     for (int question = FUNCTION_MODES; question <= TRACING; question++) {
         int truth = call_is_true(answers[question], NULL);
         if (truth != 0)
@@ -203,7 +200,7 @@ static int read_tensor(PyObject *object, tensor *out)
     int served = locate(object, out);
     if (served <= 0)
         return served;
-    int negative = is_asked ? 0 : call_is_true(answers[IS_NEGATIVE], object);
+    int negative = call_is_true(answers[IS_NEGATIVE], object);
     return negative < 0 ? -1 : !negative;
 }
 
@@ -517,32 +514,25 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
     PyObject *out = count > 6 ? args[6] : Py_None, *result = NULL;
     request r;
     memset(&r, 0, sizeof r);
-    int served = read_request(operation, x, up, sigma, args[4], args[5], &r);
-    const int was_asked = is_asked;
-    is_asked = 0;
+    int recorded = 0, served = read_request(operation, x, up, sigma, args[4], args[5], &r);
     if (served > 0)
         served = loops_of[0][r.operation] >= 0 && (out == Py_None || (out == x && !is_expanded(&r.x)));
-    if (served > 0) {
+    if (served > 0 && out == Py_None) {
         PyObject *const tensors[] = {x, up == Py_None ? NULL : up, r.sigma.object};
-        int recorded = out == Py_None && !was_asked ? is_recorded(tensors, 3) : 0;
-        int profiled = recorded == 0 ? is_profiled() : 0;
-        int outside = recorded > 0 ? is_outside_transforms() : 1;
-        if (outside == 0) {
-            result = Py_NewRef(Py_None);
-        } else if (recorded > 0 && outside > 0) {
-            PyObject *number = r.sigma.object ? Py_None : sigma, *scale = r.sigma.object ? sigma : Py_None;
-            PyObject *call = PyTuple_Pack(5, words[NATIVE], operation, number, args[4], args[5]);
-            is_asked = 1;
-            result = call ? PyObject_CallFunctionObjArgs(answers[RECORD], call, x, up, scale, NULL) : NULL;
-            is_asked = 0;
-            Py_XDECREF(call);
-        } else if (profiled > 0) {
-            result = compute_named(&r, operation, x, out);
-        } else if (recorded == 0 && profiled == 0) {
-            result = compute(&r, x, out);
-        }
-    } else if (served == 0) {
+        recorded = is_recorded(tensors, 3);
+        served = recorded < 0 ? -1 : recorded ? is_outside_transforms() : 1;
+    }
+    int profiled = served > 0 ? is_profiled() : 0;
+    if (served > 0 && profiled >= 0)
+        result = profiled ? compute_named(&r, operation, x, out) : compute(&r, x, out);
+    else if (served == 0)
         result = Py_NewRef(Py_None);
+    if (recorded > 0 && result && result != Py_None) {
+        PyObject *number = r.sigma.object ? Py_None : sigma, *scale = r.sigma.object ? sigma : Py_None, *made = result;
+        PyObject *call = PyTuple_Pack(6, words[NATIVE], operation, number, args[4], args[5], made);
+        result = call ? PyObject_CallFunctionObjArgs(answers[RECORD], call, x, up, scale, NULL) : NULL;
+        Py_XDECREF(call);
+        Py_DECREF(made);
     }
     free(r.sigma.values);
     return result;

@@ -111,7 +111,9 @@ def _from_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
     if _is_onnx(sigma):
         return torch.relu(x) - tail
     zero = x.new_zeros(())  # whose maximum with x has a derivative of 1/2 at 0
-    value = torch.maximum(x, zero) - tail
+    # where relu is one instruction and a maximum, which looks for NaN as well, four
+    positive = torch.relu(x) if _is_compiled() else torch.maximum(x, zero)
+    value = positive - tail
     if not isinstance(sigma, Tensor):
         return value
     value = torch.where(sigma < 0, torch.minimum(x, zero) + tail, value)
@@ -148,15 +150,20 @@ def _is_onnx(sigma: Sigma) -> bool:
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
+def _is_compiled() -> bool:
+    """Whether a compiler is at work to which the derivatives are stated."""
+    return torch.compiler.is_compiling() and not is_exporting()
+
+
 def _is_fused(a: Tensor) -> bool:
     """Whether to write arctan as a polynomial.  A compiler fuses that into a few vector instructions, where
     calling arctan takes several times as long; one operation after the other it is the other way round."""
-    return a.dtype == torch.float32 and torch.compiler.is_compiling() and not is_exporting()
+    return a.dtype == torch.float32 and _is_compiled()
 
 
 def _arctan_over(a: Tensor) -> tuple[Tensor, Tensor]:
-    """``(m, arctan(m)/m)``."""
-    m = torch.minimum(a, _inverse(a))
+    """``(m, arctan(m)/m)``, for a compiler, to which a comparison is cheaper than a minimum."""
+    m = torch.where(a < 1, a, a.reciprocal())
     z = m * m
     return m, 1 + z * _polynomial(_ARCTAN_EXCESS, z)
 
@@ -191,10 +198,11 @@ def _sign(x: Tensor, sigma: Sigma) -> Tensor:
 
 def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
     """Beyond a = 1 as |x| p = (arctan(t)/t)/(pi sigma), whose digits do not depend on those of a."""
-    size = _size(x, sigma)
+    is_fused = _is_fused(x)
+    size = x.abs() if is_fused else _size(x, sigma)  # there an infinite a does no harm
     a = _magnitude(size, sigma)
     floor = _floor(x, sigma)
-    if _is_fused(a):
+    if is_fused:
         m, ratio = _arctan_over(a)
         near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
     else:
@@ -215,12 +223,15 @@ def _exact_gate(x: Tensor, sigma: Sigma) -> Tensor:
 def _exact_slope(x: Tensor, sigma: Sigma) -> Tensor:
     """f' = the distribution function of Student's t with 3 degrees of freedom at sqrt(3) u."""
     a = _magnitude(x.abs(), sigma)
-    t = _inverse(a)
-    m = torch.minimum(a, t)
-    z = m * m
-    near = (t.atan() - m / (1 + z)) * (1 / math.pi)  # m/(1+m^2) = t/(1+t^2)
     if _is_fused(a):
+        m = torch.where(a < 1, a, a.reciprocal())
+        z = m * m
         near = 0.5 - m * _polynomial(_NEAR_SLOPE, z)
+    else:
+        t = _inverse(a)
+        m = torch.minimum(a, t)
+        z = m * m
+        near = (t.atan() - m / (1 + z)) * (1 / math.pi)  # m/(1+m^2) = t/(1+t^2)
     far = m * (z * _polynomial(_SLOPE_TAIL[x.dtype], z))
     return _either_tail(x, sigma, torch.where(a < 1, near, far))
 

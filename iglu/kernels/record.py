@@ -402,7 +402,10 @@ class _Transformed(Function):
         return result.to(x.dtype)
 
 
-# Past the Python half of Function.apply, which looks for transforms that the kernels do not serve.
+# Past the Python halves of Function: that of apply, which looks for transforms that the kernels do not serve,
+# and that of the node, which looks up what its backward is.
+for _each in (Iglu, IgluFromOutput):
+    _each._backward_cls.apply = _each.backward  # type: ignore[attr-defined]
 keep_inputs: Callable[..., Tensor] = super(Function, Iglu).apply
 _keep_output: Callable[..., Tensor] = super(Function, IgluFromOutput).apply
 

@@ -194,9 +194,11 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, USES, PARTS, ANY)                                   \
     static __attribute__((unused)) void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const REAL_TYPE *x = span->x, *up = span->up, *grad = span->grad;                                    \
-        const REAL_TYPE *by_x = span->by_x, *by_up = span->by_up;                                            \
-        REAL_TYPE *first = span->first, *second = span->second, *third = span->third, *parts = span->parts;  \
+        const REAL_TYPE *x = (void *)span->data[IGLU_X], *up = (void *)span->data[IGLU_UP];                  \
+        const REAL_TYPE *grad = (void *)span->data[IGLU_GRAD], *by_x = (void *)span->data[IGLU_BY_X];        \
+        const REAL_TYPE *by_up = (void *)span->data[IGLU_BY_UP];                                             \
+        REAL_TYPE *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];        \
+        REAL_TYPE *third = (void *)span->data[IGLU_THIRD], *parts = span->parts;                             \
         const constants_##TYPE constants = constants_of_##TYPE(span);                                        \
         const scale_##TYPE one = scale_at_##TYPE(constants, 0);                                              \
         INDEPENDENT for (int64_t i = 0; i < n; i++)                                                          \
@@ -218,8 +220,9 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define PAIR_LOOP(FUNCTION, OPERATION, USES, PARTS, ANY)                                                     \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const void *x = span->x, *up = span->up, *grad = span->grad, *by_x = span->by_x, *by_up = span->by_up; \
-        void *first = span->first, *second = span->second, *third = span->third;                             \
+        const void *x = span->data[IGLU_X], *up = span->data[IGLU_UP], *grad = span->data[IGLU_GRAD];        \
+        const void *by_x = span->data[IGLU_BY_X], *by_up = span->data[IGLU_BY_UP];                           \
+        void *first = span->data[IGLU_FIRST], *second = span->data[IGLU_SECOND], *third = span->data[IGLU_THIRD]; \
         float *parts = span->parts;                                                                          \
         const constants_half constants = constants_of_half(span);                                            \
         const scale_half one = scale_at_half(constants, 0);                                                  \
@@ -262,26 +265,18 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 /* And for float16, through float, a chunk at a time. */
 static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
 {
-    float x[IGLU_CHUNK], up[IGLU_CHUNK], grad[IGLU_CHUNK], by_x[IGLU_CHUNK], by_up[IGLU_CHUNK];
-    float first[IGLU_CHUNK], second[IGLU_CHUNK], third[IGLU_CHUNK];
+    float floats[IGLU_OPERANDS][IGLU_CHUNK];
     iglu_span wide = *span;
-    wide.x = x, wide.up = up, wide.grad = grad, wide.by_x = by_x, wide.by_up = by_up;
-    wide.first = first, wide.second = second, wide.third = third;
-    widen(span->x, x, n);
-    if (span->up)
-        widen(span->up, up, n);
-    if (span->grad)
-        widen(span->grad, grad, n);
-    if (span->by_x)
-        widen(span->by_x, by_x, n);
-    if (span->by_up)
-        widen(span->by_up, by_up, n);
+    for (int k = 0; k < IGLU_OPERANDS; k++)
+        if (span->data[k]) {
+            wide.data[k] = (char *)floats[k];
+            if (k < IGLU_FIRST)
+                widen((const void *)span->data[k], floats[k], n);
+        }
     loop(&wide, n);
-    narrow(first, span->first, n);
-    if (span->second)
-        narrow(second, span->second, n);
-    if (span->third)
-        narrow(third, span->third, n);
+    for (int k = IGLU_FIRST; k < IGLU_OPERANDS; k++)
+        if (span->data[k])
+            narrow(floats[k], (void *)span->data[k], n);
 }
 
 #define LOOP(TYPE, OPERATION, FAMILY, PARTS, ANY) OPERATION##_##FAMILY##_##TYPE##_##PARTS##ANY

@@ -21,6 +21,18 @@ enum iglu_operation {
     IGLU_OPERATIONS
 };
 
+enum iglu_operand {
+    IGLU_X,      /* the argument; the gate of a pair */
+    IGLU_UP,     /* the other half of a pair */
+    IGLU_GRAD,   /* backward: the gradient of the result */
+    IGLU_BY_X,   /* twice: the gradient of the gradient of x */
+    IGLU_BY_UP,  /* twice: the gradient of the gradient of up */
+    IGLU_FIRST,  /* the result; backward: the gradient of x; twice: of grad */
+    IGLU_SECOND, /* backward of a pair: the gradient of up; twice: of x */
+    IGLU_THIRD,  /* twice, of a pair: the gradient of up */
+    IGLU_OPERANDS
+};
+
 enum iglu_family { IGLU_EXACT, IGLU_RATIONAL, IGLU_FAMILIES };
 
 enum iglu_dtype { IGLU_F32, IGLU_F64, IGLU_BF16, IGLU_F16, IGLU_DTYPES };

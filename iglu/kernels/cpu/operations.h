@@ -10,7 +10,7 @@ typedef struct {
 } NAME(input);
 
 typedef struct {
-    REAL first, second, third, part; /* as in iglu_span */
+    REAL first, second, third, part; /* as IGLU_FIRST ..., and parts */
 } NAME(output);
 
 typedef struct {

@@ -80,43 +80,32 @@ void iglu_set_parallel_for(iglu_parallel_for *function) { parallel_for = functio
 static double at_most(double limit, double value) { return value > limit ? limit : value; }
 
 /* An infinite sigma is the largest with a floor of 0: ReLU. */
-#define SET(TYPE, NAME, VALUE) (((TYPE *)(void *)to[IGLU_##NAME])[i] = (TYPE)(VALUE))
-
-static void set_float(char *const to[], int64_t i, double sigma)
+static void set_constants(char *const to[], int64_t i, double sigma, int is_float)
 {
-    double size = at_most(FLT_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
-    double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
-    SET(float, SIGMA, size);
-    SET(float, SIGMA_LOW, size - (float)size);
-    SET(float, OVER_PI, over_pi);
-    SET(float, OVER_PI_LOW, over_pi - (float)over_pi);
-    SET(float, TIMES_QUARTER_PI, size * (PI / 4));
-    SET(float, FAR, at_most(FLT_MAX, 0x1p20 / size));
-    SET(float, TALL, at_most(FLT_MAX, 0x1p30 / size));
-    SET(float, FLOOR, floor);
-    SET(float, FLOOR_ERROR, (float)floor == 0 ? 0 : floor / (float)floor - 1);
-    SET(float, LARGEST, at_most(FLT_MAX, 0x1p126 / size));
-    SET(float, SIGN, sigma < 0 ? -1 : 1);
+    const double most = is_float ? FLT_MAX : DBL_MAX, size = at_most(most, fabs(sigma));
+    const double over_pi = size * INVERSE_PI, floor = isinf(sigma) ? 0 : INVERSE_PI / size;
+    const double of_float = (float)floor == 0 ? 0 : floor / (float)floor - 1;
+    const double of_double = floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
+    const double constants[IGLU_CONSTANTS] = {
+        [IGLU_SIGMA] = size,
+        [IGLU_SIGMA_LOW] = is_float ? size - (float)size : 0,
+        [IGLU_OVER_PI] = over_pi,
+        [IGLU_OVER_PI_LOW] =
+            is_float ? over_pi - (float)over_pi : fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW,
+        [IGLU_TIMES_QUARTER_PI] = size * (PI / 4),
+        [IGLU_FAR] = at_most(most, 0x1p20 / size),
+        [IGLU_TALL] = at_most(most, (is_float ? 0x1p30 : 0x1p60) / size),
+        [IGLU_FLOOR] = floor,
+        [IGLU_FLOOR_ERROR] = is_float ? of_float : of_double,
+        [IGLU_LARGEST] = at_most(most, (is_float ? 0x1p126 : 0x1p1022) / size),
+        [IGLU_SIGN] = sigma < 0 ? -1 : 1,
+    };
+    for (int k = 0; k < IGLU_CONSTANTS; k++)
+        if (is_float)
+            ((float *)(void *)to[k])[i] = (float)constants[k];
+        else
+            ((double *)(void *)to[k])[i] = constants[k];
 }
-
-static void set_double(char *const to[], int64_t i, double sigma)
-{
-    double size = at_most(DBL_MAX, fabs(sigma)), over_pi = size * INVERSE_PI;
-    double floor = isinf(sigma) ? 0 : INVERSE_PI / size;
-    SET(double, SIGMA, size);
-    SET(double, SIGMA_LOW, 0);
-    SET(double, OVER_PI, over_pi);
-    SET(double, OVER_PI_LOW, fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW);
-    SET(double, TIMES_QUARTER_PI, size * (PI / 4));
-    SET(double, FAR, at_most(DBL_MAX, 0x1p20 / size));
-    SET(double, TALL, at_most(DBL_MAX, 0x1p60 / size));
-    SET(double, FLOOR, floor);
-    SET(double, FLOOR_ERROR, floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI)));
-    SET(double, LARGEST, at_most(DBL_MAX, 0x1p1022 / size));
-    SET(double, SIGN, sigma < 0 ? -1 : 1);
-}
-
-#undef SET
 
 /* -- the job ------------------------------------------------------------------------------------------- */
 
@@ -283,27 +272,17 @@ static void run_elements(int64_t begin, int64_t end, void *context)
         const int repeated = !j->period && !((c->sigmas ? c->sigmas[sigma] : c->sigma) > 0);
         length = smaller(smaller(end - at, j->width - column), repeated ? IGLU_CHUNK : j->longest);
         length = smaller(length, j->period ? j->period - sigma : j->run - at % j->run);
-        char *place[IGLU_OPERANDS], *dense[IGLU_OPERANDS];
+        iglu_span span = {.parts = parts};
+        char *place[IGLU_OPERANDS];
         for (int k = 0; k < IGLU_OPERANDS; k++) {
             place[k] = at_element(j, k, row, column);
-            dense[k] = place[k] && j->between[k] != j->size ? (char *)staged[k] : place[k];
+            span.data[k] = place[k] && j->between[k] != j->size ? (char *)staged[k] : place[k];
         }
         if (j->grad_is_one_value)
-            dense[IGLU_GRAD] = place[IGLU_GRAD] = (char *)j->grads;
+            span.data[IGLU_GRAD] = place[IGLU_GRAD] = (char *)j->grads;
         for (int k = IGLU_X; k <= IGLU_BY_UP; k++)
-            if (dense[k] != place[k])
-                copy_elements(dense[k], j->size, place[k], j->between[k], j->size, length);
-        iglu_span span = {
-            .x = dense[IGLU_X],
-            .up = dense[IGLU_UP],
-            .grad = dense[IGLU_GRAD],
-            .by_x = dense[IGLU_BY_X],
-            .by_up = dense[IGLU_BY_UP],
-            .first = dense[IGLU_FIRST],
-            .second = dense[IGLU_SECOND],
-            .third = dense[IGLU_THIRD],
-            .parts = parts,
-        };
+            if (span.data[k] != place[k])
+                copy_elements(span.data[k], j->size, place[k], j->between[k], j->size, length);
         for (int i = 0; i < IGLU_CONSTANTS; i++)
             span.constants[i] = j->constants[i] + sigma * j->real_size;
         if (repeated)
@@ -311,8 +290,8 @@ static void run_elements(int64_t begin, int64_t end, void *context)
         else
             j->loop[j->period != 0](&span, length);
         for (int k = IGLU_FIRST; k <= IGLU_THIRD; k++)
-            if (dense[k] != place[k])
-                copy_elements(place[k], j->between[k], dense[k], j->size, j->size, length);
+            if (span.data[k] != place[k])
+                copy_elements(place[k], j->between[k], span.data[k], j->size, j->size, length);
         if (j->sums)
             add_parts(j, (const char *)parts, at, length);
     }
@@ -385,10 +364,7 @@ static void fill_constants(job *j, int64_t count, char *storage)
         j->constants[i] = storage + i * count * j->real_size;
     for (int64_t i = 0; i < count; i++) {
         double sigma = j->channels == 0 ? c->sigma : c->sigmas[j->run ? i : i / j->inner % j->channels];
-        if (j->real_size == sizeof(float))
-            set_float(j->constants, i, sigma);
-        else
-            set_double(j->constants, i, sigma);
+        set_constants(j->constants, i, sigma, j->real_size == sizeof(float));
     }
 }
 

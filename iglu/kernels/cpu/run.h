@@ -10,18 +10,6 @@
 /* The most dimensions a tensor may have. */
 #define IGLU_DIMENSIONS 16
 
-enum iglu_operand {
-    IGLU_X,      /* the argument; the gate of a pair */
-    IGLU_UP,     /* the other half of a pair */
-    IGLU_GRAD,   /* backward: the gradient of the result */
-    IGLU_BY_X,   /* twice: the gradient of the gradient of x */
-    IGLU_BY_UP,  /* twice: the gradient of the gradient of up */
-    IGLU_FIRST,  /* the result; backward: the gradient of x; twice: of grad */
-    IGLU_SECOND, /* backward of a pair: the gradient of up; twice: of x */
-    IGLU_THIRD,  /* twice, of a pair: the gradient of up */
-    IGLU_OPERANDS
-};
-
 /* One call: every tensor it has, with its strides in elements.  The result may be x itself; otherwise what is
  * written must not overlap what is read. */
 typedef struct iglu_call {

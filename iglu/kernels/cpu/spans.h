@@ -25,11 +25,7 @@ enum iglu_constant {
 };
 
 typedef struct iglu_span {
-    const void *x, *up, *grad;
-    const void *by_x, *by_up; /* twice: the gradients of grad_x and of grad_up */
-    void *first;              /* y; grad_x; twice: the gradient of grad */
-    void *second;             /* grad_up; twice: the gradient of x */
-    void *third;              /* twice: the gradient of up */
+    char *data[IGLU_OPERANDS]; /* NULL: not there */
     void *parts; /* each element's part of the gradient of sigma, in the precision of the computation */
     const void *constants[IGLU_CONSTANTS];
 } iglu_span;

@@ -181,8 +181,9 @@ IGLU_INLINE int is_before_in_page(const void *from, const void *to)
 #define WIDE_LOOP(FUNCTION, USES, PREPARED, FIRST, SECOND_RESULT)                                            \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const float *xs = span->x, *ups = span->up, *grads = span->grad, *by_xs = span->by_x;                \
-        float *first = span->first, *second = span->second;                                                  \
+        const float *xs = (void *)span->data[IGLU_X], *ups = (void *)span->data[IGLU_UP];                    \
+        const float *grads = (void *)span->data[IGLU_GRAD], *by_xs = (void *)span->data[IGLU_BY_X];          \
+        float *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];            \
         const scale_wide k = scale_wide_of(span);                                                            \
         PREPARED                                                                                             \
         const int is_downwards = is_before_in_page(xs, first) || is_before_in_page(grads, first);            \
@@ -231,7 +232,7 @@ static void rational_wide(const iglu_span *span, int64_t n)
 /* The gradient of x is the same to the last bit whether that of sigma is asked for or not. */
 static void value_backward_with_parts_wide(const iglu_span *span, int64_t n)
 {
-    const float *x = span->x, *grad = span->grad;
+    const float *x = (void *)span->data[IGLU_X], *grad = (void *)span->data[IGLU_GRAD];
     float *parts = span->parts;
     const scale_f32 k = scale_at_f32(constants_of_f32(span), 0);
     INDEPENDENT for (int64_t i = 0; i < n; i++) parts[i] = grad[i] * exact_by_sigma_f32(x[i], k);

@@ -72,13 +72,8 @@ def _set_up(module: ModuleType) -> None:
 
 def is_plain_eager() -> bool:
     """Whether no mode, transform or tracer of torch wants to see the call."""
-    return not (
-        torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state()
-    )
+    has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    return not has_modes and record.is_eager()
 
 
 def why_not(x: object) -> str:

@@ -226,22 +226,26 @@ def _scale(sigma: Sigma) -> tuple[Any, float, int]:
 
 
 def _launch(
-    kernel: Any,
+    kernel: str,
     tensors: tuple[Tensor | None, ...],
     tiling: _Tiling,
     strides: tuple[Shape, ...],
     sigma: Sigma,
+    operation: str,
+    approximate: str,
     **options: Any,
 ) -> None:
     device = next(each.device for each in tensors if each is not None)
     with _current(device):
-        kernel[(tiling.programs,)](
+        getattr(_load()[0], kernel)[(tiling.programs,)](
             *tensors,
             *_scale(sigma),
             tiling.channels,
             tiling.elements,
             tiling.sizes,
             *strides,
+            operation=operation,
+            is_exact=approximate == "none",
             is_number=not isinstance(sigma, Tensor),
             wide=tiling.is_wide,
             block_channels=tiling.block_channels,
@@ -293,15 +297,7 @@ def _run(
     y = torch.empty_like(x) if out is None else out.detach()
     tiling = _tile((y, x) if up is None else (y, x, up), sigma, channel_dim)
     strides = tiling.strides if up is not None else (*tiling.strides, tiling.strides[1])
-    _launch(
-        _load()[0].forward,
-        (y, x, up),
-        tiling,
-        strides,
-        sigma,
-        operation=operation,
-        is_exact=approximate == "none",
-    )
+    _launch("forward", (y, x, up), tiling, strides, sigma, operation, approximate)
     return y if out is None else out
 
 
@@ -336,16 +332,8 @@ def backward(
         tensors = (grad_x, grad, x, None, None)
         strides = (*tiling.strides, tiling.strides[0], tiling.strides[0])
     sums = _sums(tiling, x) if needs_sigma else None
-    _launch(
-        _load()[0].backward,
-        (*tensors, sums),
-        tiling,
-        strides,
-        sigma,
-        operation=operation,
-        is_exact=approximate == "none",
-        needs_sums=needs_sigma,
-    )
+    options = {"needs_sums": needs_sigma}
+    _launch("backward", (*tensors, sums), tiling, strides, sigma, operation, approximate, **options)
     return grad_x, grad_up, _total(sums, sigma)
 
 
@@ -387,16 +375,8 @@ def twice(
     tiling = _tile(tuple(each for each in tensors if each is not None), sigma, channel_dim)
     strides = tiling.strides if is_pair else (*tiling.strides, *tiling.strides[:3])
     sums = _sums(tiling, x) if needs_sigma else None
-    _launch(
-        _load()[0].twice,
-        (*tensors, sums),
-        tiling,
-        strides,
-        sigma,
-        operation=operation,
-        is_exact=approximate == "none",
-        needs_sums=needs_sigma,
-    )
+    options = {"needs_sums": needs_sigma}
+    _launch("twice", (*tensors, sums), tiling, strides, sigma, operation, approximate, **options)
     return of_grad, of_x, of_up, _total(sums, sigma)
 
 

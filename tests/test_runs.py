@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import random
 import re
 import statistics
@@ -18,7 +19,8 @@ import pytest
 from iglu.lab import cli
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.results.comparison import marks, samples, setting_label, summarise
+from iglu.lab.results.comparison import Sample, marks, samples, setting_label, summarise
+from iglu.lab.results.statistics import estimate, p_value
 from iglu.lab.results.tables import csv_lines
 from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.record import read_runs, record
@@ -91,6 +93,14 @@ def test_a_run_that_is_there_twice_counts_once(tmp_path: Path) -> None:
         _write(tmp_path / name, BASE, [10.0, 61.0 if name == "first" else 99.0])
     (row,) = summarise(read_runs(tmp_path)[0])
     assert (row.mean.size, row.mean.value) == (1, 61.0)
+
+
+def test_of_a_run_that_is_there_twice_the_one_that_went_furthest_counts(tmp_path: Path) -> None:
+    _write(tmp_path / "first", BASE, [10.0], "unfinished")
+    _write(tmp_path / "second", BASE, [10.0, 61.0])
+    (row,) = summarise(read_runs(tmp_path)[0])
+    assert (row.mean.size, row.mean.value) == (1, 61.0)
+    assert not row.sample.unfinished
 
 
 def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) -> None:
@@ -342,6 +352,52 @@ def test_without_common_seeds_intervals_that_touch_are_not_apart(
         _write(tmp_path, BASE.replace(activation="gelu", seed=seed), [1.0, value])
     (of,) = samples(read_runs(tmp_path)[0]).values()
     assert marks([of["relu"], of["gelu"]], "test_acc") == expected
+
+
+def _column(out: Path, values: dict[str, list[float]], name: str = "test_acc") -> list[Sample]:
+    base = BASE if name == "test_acc" else RECIPES["gpt2-python"].replace(epochs=2)
+    for activation, seeds in values.items():
+        for seed, value in enumerate(seeds):
+            _write(out, base.replace(activation=activation, seed=seed), [1.0, value], name=name)
+    (of,) = samples(read_runs(out)[0]).values()
+    return [of[activation] for activation in values]
+
+
+def test_best_is_the_highest_accuracy_and_the_lowest_perplexity(tmp_path: Path) -> None:
+    values = {"relu": [1.0, 1.1], "gelu": [3.0, 3.1], "silu": [2.0, 2.1]}
+    assert marks(_column(tmp_path / "a", values), "test_acc") == ["", "best", "second"]
+    assert marks(_column(tmp_path / "b", values, "perplexity"), "perplexity") == ["best", "", "second"]
+
+
+def test_second_best_needs_a_best(tmp_path: Path) -> None:
+    """The first two are alike, the third is far behind."""
+    column = _column(tmp_path, {"relu": [9.0, 9.2], "gelu": [9.1, 9.1], "silu": [2.0, 2.1]})
+    assert marks(column, "test_acc") == ["", "", ""]
+
+
+def test_two_common_seeds_are_enough_to_tell_apart_what_moves_alike(tmp_path: Path) -> None:
+    column = _column(tmp_path, {"relu": [10.0, 90.0], "gelu": [11.0, 91.001]})
+    assert marks(column, "test_acc") == ["", "best"]
+
+
+def test_a_sample_with_a_diverged_seed_is_not_marked(tmp_path: Path) -> None:
+    _write(tmp_path, BASE.replace(activation="gelu", seed=7), [1.0], "diverged")
+    column = _column(tmp_path, {"relu": [1.0, 1.1], "gelu": [9.0, 9.1], "silu": [0.1, 0.2]})
+    assert marks(column, "test_acc") == ["best", "", ""]
+
+
+@pytest.mark.parametrize(("differences", "chance"), [([0.5, 0.5], 0.0), ([0.0, 0.0], 1.0)])
+def test_differences_that_are_all_alike_are_certain_unless_they_are_none(
+    differences: list[float], chance: float
+) -> None:
+    assert p_value(estimate(differences)) == chance
+
+
+def test_the_chance_of_a_difference_is_that_of_students_t() -> None:
+    values = [0.3, 0.1, 0.4, -0.1]
+    expected = pytest.importorskip("scipy.stats").ttest_1samp(values, 0).pvalue
+    assert p_value(estimate(values)) == pytest.approx(expected)
+    assert math.isnan(p_value(estimate([0.3])))
 
 
 def test_equal_samples_are_not_apart(tmp_path: Path) -> None:

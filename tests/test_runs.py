@@ -21,7 +21,7 @@ from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import Sample, marks, samples, setting_label, summarise
 from iglu.lab.results.statistics import estimate, p_value
-from iglu.lab.results.tables import csv_lines
+from iglu.lab.results.tables import Table, csv_lines
 from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.record import read_runs, record
 from iglu.lab.sweep.choice import chooser, read_field
@@ -367,6 +367,20 @@ def test_best_is_the_highest_accuracy_and_the_lowest_perplexity(tmp_path: Path) 
     values = {"relu": [1.0, 1.1], "gelu": [3.0, 3.1], "silu": [2.0, 2.1]}
     assert marks(_column(tmp_path / "a", values), "test_acc") == ["", "best", "second"]
     assert marks(_column(tmp_path / "b", values, "perplexity"), "perplexity") == ["best", "", "second"]
+
+
+def test_the_best_epoch_has_the_highest_accuracy_or_the_lowest_perplexity(tmp_path: Path) -> None:
+    images = _write(tmp_path, BASE, [60.0, 50.0])
+    text = _write(tmp_path, RECIPES["gpt2-python"].replace(epochs=2), [9.0, 8.0], name="perplexity")
+    assert [read_run(folder).best["epoch"] for folder in (images, text)] == [1, 2]
+
+
+def test_a_table_is_cut_only_where_it_is_wider_than_a_panel() -> None:
+    headers = ["name", *((f"group {number // 2}", "ours") for number in range(8))]
+    table = Table.of("wide", "", headers, [["a", *range(8)]])
+    assert [len(panel.headers) for panel in table.panels(9)] == [9]
+    assert [len(panel.headers) for panel in table.panels(8)] == [7, 3]
+    assert [[cell.text for cell in panel.rows[0]] for panel in table.panels(8)][1] == ["a", "6", "7"]
 
 
 def test_second_best_needs_a_best(tmp_path: Path) -> None:

@@ -173,6 +173,23 @@ def test_no_claim_holds_over_a_diverged_seed_of_its_better_side(tmp_path: Path) 
     assert claim(all_claims(gather([tmp_path])), "Low sigma wins").verdict == "holds"
 
 
+@pytest.mark.parametrize(
+    ("dead", "verdict"), [("iglu:5", "not enough evidence"), ("iglu:learnable=5", "holds")]
+)
+def test_no_better_does_not_hold_over_a_diverged_seed_of_the_fixed_side(
+    dead: str, verdict: str, tmp_path: Path
+) -> None:
+    """Which is the one that is said to be as good."""
+    for name, seed in itertools.product(("iglu:5", "iglu:learnable=5"), range(4)):
+        is_dead = name == dead and seed == 3
+        recipe = BASE.replace(activation=name, seed=seed)
+        write(tmp_path, recipe, 60.0 + seed + 0.01 * len(name) * seed, "diverged" if is_dead else "finished")
+    (of,) = samples(read_runs(tmp_path)[0]).values()
+    found = claims.compare(of, "iglu:learnable=5", "iglu:5", "test_acc", "here", bound=1.0)
+    assert found.verdict == verdict
+    assert f"1 of {dead} diverged" in found.text
+
+
 def _learnable_everywhere(out: Path, gains: dict[str, float], seeds: int = 4) -> None:
     """Runs of each of the paper's settings that have the pair: 60 with a spread of 1 over seeds."""
     for number, seed in itertools.product((2, 3), range(seeds)):

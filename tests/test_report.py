@@ -386,11 +386,14 @@ def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
                     ratio=ratio, activation=activation, seed=seed
                 )
                 write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": 40 + gain})
+                if ratio < 50 and seed == 0:  # a fourth seed, which did not get to the other ratios
+                    metrics = {"test_loss": 1.0, "test_acc": 43.0 if gain else 40.0}
+                    write_run(tmp_path, recipe.replace(seed=3), metrics)
     found = claims.all_claims(gather([tmp_path]))
     assert claim(found, "IGLU gains on imbalanced").verdict == "holds"
     growing = claim(found, "IGLU's gains grow")
     assert growing.verdict == "holds"
-    assert growing.evidence.startswith("+2.10 ± 0.25 points")
+    assert growing.evidence.startswith("+2.10 ± 0.25 points for each tenfold ratio (3 seeds)")
 
 
 def test_heavier_tails_are_claimed_only_with_all_networks_probed(tmp_path):

@@ -45,6 +45,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> MistakeError:
     return MistakeError(f"Unknown {what} {name!r}. {hint}")
 
 
+def check_least(flags: object, **least: float) -> None:
+    """Of flags that are numbers."""
+    for name, bound in least.items():
+        found = getattr(flags, name)
+        if found < bound:
+            raise MistakeError(f"--{name} must be at least {bound}, got {found}")
+
+
 def check_writable(folder: Path) -> None:
     """Before hours of work: whether files can be made in ``folder``, or a folder where it is to be."""
     place = folder

@@ -9,22 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iglu.lab.bench.sittings import Timing
+from iglu.lab.bench.sittings import Timing, grouped
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.tables import row_label
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where_of
-from iglu.lab.results.style import (
-    DIRECT_GREY,
-    MARKERS,
-    OTHER,
-    VERMILION,
-    axes,
-    colour,
-    legend_below,
-    names_down,
-    pictures,
-    save,
-)  # fmt: skip
+from iglu.lab.results import style
 
 _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 
@@ -32,29 +21,20 @@ _LINES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 def draw(rows: Sequence[Timing], folder: Path) -> list[Path]:
     """Every picture these rows allow, written to ``folder``; the paths of the PNG files."""
     written = []
-    with pictures():
-        for key, group in _groups(rows, "operation", ("device", "dtype", "threads")).items():
-            device, dtype, threads = key
+    with style.pictures():
+        operations = grouped(rows, "operation", "device", "dtype", "threads")
+        for (device, dtype, threads), group in operations.items():
             name = f"{device.replace(':', '')}-{dtype}-{threads}t"
             for elements in sorted({row["elements"] for row in group}):
                 chosen = [row for row in group if row["elements"] == elements]
-                written.append(save(_bars(chosen), folder, f"bars-{name}-{elements}"))
+                written.append(style.save(_bars(chosen), folder, f"bars-{name}-{elements}"))
             if len({row["elements"] for row in group}) > 1:
-                written.append(save(draw_sizes(group), folder, f"sizes-{name}"))
-        for key, group in _groups(rows, "training", ("model", "device", "threads")).items():
-            model, device, threads = key
-            written.append(save(_training(group), folder, f"{model}-{device.replace(':', '')}-{threads}t"))
+                written.append(style.save(draw_sizes(group), folder, f"sizes-{name}"))
+        steps = grouped(rows, "training", "model", "device", "threads")
+        for (model, device, threads), group in steps.items():
+            name = f"{model}-{device.replace(':', '')}-{threads}t"
+            written.append(style.save(_training(group), folder, name))
     return written
-
-
-def _groups(
-    rows: Sequence[Timing], kind: str, fields: tuple[str, ...]
-) -> dict[tuple[Any, ...], list[Timing]]:
-    groups: dict[tuple[Any, ...], list[Timing]] = {}
-    for row in rows:
-        if row["kind"] == kind:
-            groups.setdefault(tuple(row[field] for field in fields), []).append(row)
-    return groups
 
 
 def _line(row: Timing) -> tuple[str, str]:
@@ -63,7 +43,8 @@ def _line(row: Timing) -> tuple[str, str]:
 
 def _bar(axis: Any, place: int, row: Timing, spread: Mapping[str, float]) -> None:
     """The whisker is the 20% to 80% range."""
-    colour = VERMILION if row["is_ours"] else OTHER if row["kernel"] == TORCH else DIRECT_GREY
+    others = style.OTHER if row["kernel"] == TORCH else style.DIRECT_GREY
+    colour = style.VERMILION if row["is_ours"] else others
     hatch = "////" if row["kernel"] == DIRECT else None
     axis.barh(place, spread["median"], color=colour, height=0.72, hatch=hatch, edgecolor="white")
     axis.plot([spread["low"], spread["high"]], [place, place], color="#333333", linewidth=1)
@@ -76,7 +57,7 @@ def _bars(rows: Sequence[Timing]) -> Any:
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
     labels = {_line(row): row_label(row) for row in rows}
     lines = list(labels)
-    figure, grid = axes(1, len(passes), 2 + 2.5 * len(passes), 1.3 + 0.19 * len(lines), sharey=True)
+    figure, grid = style.axes(1, len(passes), 2 + 2.5 * len(passes), 1.3 + 0.19 * len(lines), sharey=True)
     for axis, name in zip(grid[0], passes, strict=True):
         for row in rows:
             if row["pass"] == name and "relu" in row["ratios"]:
@@ -88,11 +69,11 @@ def _bars(rows: Sequence[Timing]) -> Any:
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
         axis.tick_params(axis="x", which="both", labelsize=7)
-    names_down(figure, list(labels.values()))
+    style.names_down(figure, list(labels.values()))
     handles = [
-        Patch(color=VERMILION, label="this library"),
-        Patch(facecolor=DIRECT_GREY, hatch="////", edgecolor="white", label="the same, direct formula"),
-        Patch(color=OTHER, label="torch"),
+        Patch(color=style.VERMILION, label="this library"),
+        Patch(facecolor=style.DIRECT_GREY, hatch="////", edgecolor="white", label="the same, direct formula"),
+        Patch(color=style.OTHER, label="torch"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     figure.suptitle(f"{rows[0]['elements']:,} elements, {where_of(rows[0])}", fontsize=10)
@@ -102,38 +83,38 @@ def _bars(rows: Sequence[Timing]) -> Any:
 def draw_sizes(rows: Sequence[Timing]) -> Any:
     """Time against size in log-log for the activations one chooses among; one panel a pass."""
     passes = [name for name in PASSES if any(row["pass"] == name for row in rows)]
-    figure, grid = axes(1, len(passes), 3.1 * len(passes), 3.9, sharey=True)
-    for axis, name in zip(grid[0], passes, strict=True):
-        chosen = [row for row in rows if row["pass"] == name and row["activation"] in MARKERS]
+    figure, grid = style.axes(1, len(passes), 3.1 * len(passes), 3.9, sharey=True)
+    for axis, pass_name in zip(grid[0], passes, strict=True):
+        chosen = [row for row in rows if row["pass"] == pass_name and row["activation"] in style.MARKERS]
         for key in dict.fromkeys(map(_line, chosen)):
             points = sorted(
                 (row for row in chosen if _line(row) == key), key=lambda row: int(row["elements"])
             )
-            first = points[0]
+            first, name = points[0], points[0]["activation"]
             axis.plot(
                 [row["elements"] for row in points], [row["seconds"]["median"] * 1e6 for row in points],
-                color=colour(first["activation"]), marker=MARKERS[first["activation"]], markersize=4,
+                color=style.colour(name), marker=style.MARKERS[name], markersize=4,
                 linewidth=2.2 if first["is_ours"] else 1.1, label=row_label(first),
                 linestyle=_LINES.get(first["kernel"], "-"),
             )  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
-        axis.set_title(PASS_LABELS[name])
+        axis.set_title(PASS_LABELS[pass_name])
         axis.set_xlabel("elements")
     grid[0][0].set_ylabel("microseconds")
-    legend_below(figure, grid[0][0], 4)
+    style.legend_below(figure, grid[0][0], 4)
     figure.suptitle(where_of(rows[0]), fontsize=10)
     return figure
 
 
 def _training(rows: Sequence[Timing]) -> Any:
     """Items a second and kept memory, one bar a contender."""
-    figure, ((speed, memory),) = axes(1, 2, 8, 1.2 + 0.28 * len(rows), sharey=True)
+    figure, ((speed, memory),) = style.axes(1, 2, 8, 1.2 + 0.28 * len(rows), sharey=True)
     for place, row in enumerate(rows):
         _bar(speed, place, row, row["items_a_second"])
         _bar(memory, place, row, dict.fromkeys(("median", "low", "high"), row["kept_bytes"] / 1e6))
     speed.set_xlabel(f"{rows[0]['unit']} a second")
     memory.set_xlabel("MB kept for the backward pass")
-    names_down(figure, list(map(row_label, rows)))
+    style.names_down(figure, list(map(row_label, rows)))
     figure.suptitle(f"One training step: {rows[0]['model_label']}, {where_of(rows[0])}", fontsize=10)
     return figure

@@ -4,7 +4,7 @@ file they are kept in, a row a line."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,15 @@ class Sitting:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(self.path) as file:
             file.write(f'{head[:-1]}, "rows": [\n{rows}\n]}}\n'.encode())
+
+
+def grouped(rows: Iterable[Timing], kind: str, *fields: str) -> dict[tuple[Any, ...], list[Timing]]:
+    """Those of one kind, by their fields."""
+    groups: dict[tuple[Any, ...], list[Timing]] = {}
+    for row in rows:
+        if row["kind"] == kind:
+            groups.setdefault(tuple(row[field] for field in fields), []).append(row)
+    return groups
 
 
 def refuse_to_replace(path: Path) -> None:

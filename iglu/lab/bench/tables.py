@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from iglu import zoo
 from iglu.lab import paper
-from iglu.lab.bench.sittings import Sitting, Timing
+from iglu.lab.bench.sittings import Sitting, Timing, grouped
 from iglu.lab.bench.subjects import COMPILED, COMPILED_DIRECT, DIRECT, TORCH
 from iglu.lab.bench.timing import PASS_LABELS, PASSES, where_of
 from iglu.lab.results.statistics import Estimate, median
@@ -83,11 +83,9 @@ def _distinct(rows: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
 
 def tables_of(sitting: Sitting, against: Sequence[str]) -> list[Table]:
     """Every table its rows allow."""
-    operations = [row for row in sitting.rows if row["kind"] == "operation"]
     references = [name for name in against if name != "identity"] or list(against)
-    result = [_measured_lines(table1([sitting]))] if any(map(is_papers_setting, operations)) else []
-    for key in _distinct(operations, lambda row: (row["device"], row["dtype"], row["threads"])):
-        group = [row for row in operations if (row["device"], row["dtype"], row["threads"]) == key]
+    result = [_measured_lines(table1([sitting]))] if any(map(is_papers_setting, sitting.rows)) else []
+    for group in grouped(sitting.rows, "operation", "device", "dtype", "threads").values():
         if references:
             result.extend(_times(group, references[0]))
         result.extend(_ours_against(group, reference) for reference in references[1:])
@@ -316,9 +314,7 @@ def not_run_lines(entries: Iterable[dict[str, str]]) -> list[str]:
 
 def step_tables(sitting: Sitting) -> list[Table]:
     """One for each model, device and number of threads."""
-    steps = [row for row in sitting.rows if row["kind"] == "training"]
-    keys = _distinct(steps, lambda row: (row["model"], row["device"], row["threads"]))
-    groups = [[row for row in steps if (row["model"], row["device"], row["threads"]) == key] for key in keys]
+    groups = grouped(sitting.rows, "training", "model", "device", "threads").values()
     return [_steps(sitting, group) for group in groups]
 
 

@@ -26,7 +26,7 @@ from iglu.lab.bench.tables import not_run_lines, tables_of
 from iglu.lab.bench.timing import Block, Inputs, Rounds, Setting
 from iglu.lab.cli import INTERRUPTED
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError, as_mistakes, check_writable
+from iglu.lab.mistakes import MistakeError, as_mistakes, check_least, check_writable
 from iglu.lab.results.tables import markdown, terminal
 from iglu.lab.runs import provenance
 from iglu.lab.runs.storage import write_atomically
@@ -98,9 +98,7 @@ class BenchFlags:
                 parse(name)  # raises with a suggestion
         for size in self.sizes:
             elements(size)
-        for flag in ("rounds", "iterations"):
-            if getattr(self, flag) < 1:
-                raise MistakeError(f"--{flag} must be at least 1, got {getattr(self, flag)}")
+        check_least(self, rounds=1, iterations=1)
         if any(count < 1 for count in self.threads):
             raise MistakeError(f"--threads must be at least 1, got {min(self.threads)}")
         for device in self.devices:

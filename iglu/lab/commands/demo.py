@@ -21,7 +21,7 @@ from iglu.lab.bench.subjects import DIRECT, subjects
 from iglu.lab.bench.timing import Inputs, Rounds, Setting, block_of, calls_in_a_block, interleave
 from iglu.lab.cli import DONE, FAILED
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError, check_writable
+from iglu.lab.mistakes import check_least, check_writable
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.build import shipped_folders, write_report
 from iglu.lab.report.computed import negative_numbers
@@ -49,15 +49,10 @@ class DemoFlags:
     out: Path = Path("runs/demo")
     """What is written goes there; runs that are there already are not repeated."""
 
-    def check(self) -> None:
-        for name in ("seeds", "jobs"):
-            if getattr(self, name) < 1:
-                raise MistakeError(f"--{name} must be at least 1, got {getattr(self, name)}")
-
 
 def main(argv: list[str]) -> int:
     flags = tyro.cli(DemoFlags, args=argv, prog="iglu demo")
-    flags.check()
+    check_least(flags, seeds=1, jobs=1)
     check_writable(flags.out)
     console = Terminal()
     console.rule("1. Right: the gradient in the negative tail")

@@ -23,7 +23,7 @@ from torch import nn
 
 from iglu.lab.bench.sittings import refuse_to_replace
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError, check_writable
+from iglu.lab.mistakes import MistakeError, check_least, check_writable
 from iglu.lab.models.saved import load_transformer, row_length, token_rows
 from iglu.lab.probe import pictures
 from iglu.lab.probe.tables import PROBE_FILE, Tails, layer_table, networks_table
@@ -70,8 +70,7 @@ class ProbeFlags:
             raise MistakeError(
                 "name at least one model: a run's folder, hf:FOLDER or package.module:make_model"
             )
-        if self.batches < 1:
-            raise MistakeError(f"--batches must be at least 1, got {self.batches}")
+        check_least(self, batches=1)
 
 
 class Target(NamedTuple):

@@ -15,7 +15,7 @@ import tyro
 
 from iglu.lab.cli import DONE, FAILED, INTERRUPTED
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError, check_writable
+from iglu.lab.mistakes import MistakeError, check_least, check_writable
 from iglu.lab.recipes import Recipe
 from iglu.lab.results.comparison import setting_label, summarise, summary_tables
 from iglu.lab.results.tables import Cell, Table, terminal
@@ -115,13 +115,7 @@ def read_time(text: str) -> float:
 
 def chosen_runs(flags: SweepFlags) -> list[Recipe]:
     """The runs that the flags mean."""
-    for name, value, least in (
-        ("jobs", flags.jobs, 1),
-        ("retries", flags.retries, 0),
-        ("gpus", flags.gpus, 0),
-    ):
-        if value < least:
-            raise MistakeError(f"--{name} must be at least {least}, got {value}")
+    check_least(flags, jobs=1, retries=0, gpus=0)
     if flags.data is not None and not flags.data.expanduser().is_dir():
         raise MistakeError(f"--data {flags.data} is not a folder")
     check_writable(flags.out)

@@ -10,18 +10,7 @@ from typing import Any
 
 import torch
 
-from iglu.lab.results.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    OTHER,
-    VERMILION,
-    axes,
-    legend_below,
-    panels,
-    pictures,
-    save,
-)  # fmt: skip
+from iglu.lab.results import style
 from iglu.probing import Layer, Probe
 from iglu.probing.table import Row
 
@@ -34,13 +23,13 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
     rows = [row for row in probe.rows(rule) if "alpha" in row]
     if not rows:
         return []
-    with pictures():
+    with style.pictures():
         figures = {
             "hill": draw_hills(hill_curves(probe), _PANELS),
             "quantiles": _draw_quantiles({row["layer"]: probe[row["layer"]] for row in rows}),
             "depth": _depth(rows),
         }
-        return [save(figure, folder, name) for name, figure in figures.items()]
+        return [style.save(figure, folder, name) for name, figure in figures.items()]
 
 
 Hills = Mapping[str, Mapping[str, Sequence[float]]]
@@ -62,26 +51,28 @@ def hill_curves(found: Probe) -> Hills:
 
 def draw_hills(hills: Hills, most: int) -> Any:
     """xi over k, and what a Gaussian would give: only the distance between the two means anything."""
-    figure, axes_of = panels(list(hills), most, 3, 3.0, 2.4, sharey=True)
+    figure, axes_of = style.panels(list(hills), most, 3, 3.0, 2.4, sharey=True)
     for name, axis in axes_of.items():
         curve = hills[name]
-        axis.fill_between(curve["k"], curve["xi_low"], curve["xi_high"], color=BLUE, alpha=0.2, linewidth=0)
-        axis.plot(curve["k"], curve["xi"], color=BLUE, label="Hill's xi = 1/alpha, 95% if independent")
-        axis.plot(curve["k"], curve["gaussian_xi"], color=BLACK, linestyle="--", label="a Gaussian's")
+        axis.fill_between(
+            curve["k"], curve["xi_low"], curve["xi_high"], color=style.BLUE, alpha=0.2, linewidth=0
+        )
+        axis.plot(curve["k"], curve["xi"], color=style.BLUE, label="Hill's xi = 1/alpha, 95% if independent")
+        axis.plot(curve["k"], curve["gaussian_xi"], color=style.BLACK, linestyle="--", label="a Gaussian's")
         axis.set_xscale("log")
     highest = max(0.25, 1.15 * max((value for name in axes_of for value in hills[name]["xi"]), default=0.0))
     figure.axes[0].set_ylim(0, highest)
     for axis in figure.axes:
         axis.set_xlabel("k" if axis.get_subplotspec().is_last_row() else "", fontsize=8)
-    legend_below(figure, figure.axes[0], 2, fontsize=8)
+    style.legend_below(figure, figure.axes[0], 2, fontsize=8)
     return figure
 
 
 def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
-    figure, axes_of = panels(list(layers), _PANELS, 4, 3.2, 2.5)
+    figure, axes_of = style.panels(list(layers), _PANELS, 4, 3.2, 2.5)
     for name, axis in axes_of.items():
         _quantiles(axis, layers[name])
-    legend_below(figure, figure.axes[0], 3, fontsize=8)
+    style.legend_below(figure, figure.axes[0], 3, fontsize=8)
     return figure
 
 
@@ -93,8 +84,8 @@ def _quantiles(axis: Any, layer: Layer) -> None:
     cauchy = torch.tan(math.pi * (p.double() - 0.5)) * 0.67449  # with the same quartiles as the Gaussian
     measured = (values - values.quantile(0.5)) / layer.scale
     axis.plot(gaussian, gaussian, color="black", linestyle="--", linewidth=1, label="Gaussian")
-    axis.plot(gaussian, cauchy, color=VERMILION, linestyle=":", label="Cauchy")
-    axis.plot(gaussian, measured, color=BLUE, label="inputs")
+    axis.plot(gaussian, cauchy, color=style.VERMILION, linestyle=":", label="Cauchy")
+    axis.plot(gaussian, measured, color=style.BLUE, label="inputs")
     reach = max(4.5, 1.1 * measured.abs().max().item())
     axis.set_ylim(-reach, reach)
     axis.set_xlabel("Gaussian quantile", fontsize=7)
@@ -103,19 +94,18 @@ def _quantiles(axis: Any, layer: Layer) -> None:
 def _depth(rows: list[Row]) -> Any:
     """Excess, scale and sigma from the first layer to the last."""
     places = range(len(rows))
-    figure, grid = axes(3, 1, max(5.0, 2 + 0.32 * len(rows)), 6.5, sharex=True)
+    figure, grid = style.axes(3, 1, max(5.0, 2 + 0.32 * len(rows)), 6.5, sharex=True)
     excess, scale, sigma = grid.flat
     for place, row in zip(places, rows, strict=True):
-        excess.plot(
-            [place, place], [row["excess_low"], row["excess_high"] or row["excess"]], color=OTHER, linewidth=3
-        )
-    excess.plot(places, [row["excess"] for row in rows], "o", color=BLUE)
+        ends = [row["excess_low"], row["excess_high"] or row["excess"]]
+        excess.plot([place, place], ends, color=style.OTHER, linewidth=3)
+    excess.plot(places, [row["excess"] for row in rows], "o", color=style.BLUE)
     excess.axhline(1, color="black", linestyle="--", linewidth=1)
     excess.set_ylabel("xi over a Gaussian's\n(95%)")
-    scale.plot(places, [row["scale"] for row in rows], "s", color=GREEN)
+    scale.plot(places, [row["scale"] for row in rows], "s", color=style.GREEN)
     scale.set_ylabel("scale (1.4826 MAD)")
     scale.set_ylim(bottom=0)
-    sigma.plot(places, [row["sigma"] or math.nan for row in rows], "D", color=VERMILION)
+    sigma.plot(places, [row["sigma"] or math.nan for row in rows], "D", color=style.VERMILION)
     sigma.set_ylabel("suggested sigma")
     if any(row["sigma"] for row in rows):
         sigma.set_yscale("log")

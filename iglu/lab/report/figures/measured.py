@@ -10,7 +10,7 @@ from typing import Any
 
 from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
-from iglu.lab.bench.sittings import Timing
+from iglu.lab.bench.sittings import Timing, grouped
 from iglu.lab.probe.pictures import draw_hills
 from iglu.lab.report.content import Curve
 from iglu.lab.report.curves import CURVED, bounds
@@ -45,13 +45,9 @@ def _key(text: str) -> str:
 
 def _speeds(found: Gathered) -> Iterator[Drawing]:
     """For each device, precision and number of threads, the sitting with most sizes, the newest of equals."""
-    best: dict[tuple[str, str, int], tuple[int, list[Timing]]] = {}
+    best: dict[tuple[Any, ...], tuple[int, list[Timing]]] = {}
     for sitting in sorted(found.sittings, key=lambda sitting: sitting.date, reverse=True):
-        groups: dict[tuple[str, str, int], list[Timing]] = {}
-        for row in sitting.rows:
-            if row["kind"] == "operation":
-                groups.setdefault((row["device"], row["dtype"], row["threads"]), []).append(row)
-        for key, rows in groups.items():
+        for key, rows in grouped(sitting.rows, "operation", "device", "dtype", "threads").items():
             sizes = len({row["elements"] for row in rows})
             if sizes > 1 and sizes > best.get(key, (0, []))[0]:
                 best[key] = (sizes, rows)

@@ -16,7 +16,7 @@ from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.report.answer import all_tasks, answer_table, beside, headlines
 from iglu.lab.report.content import Difference, Task
 from iglu.lab.report.curves import curves, learned_sigmas
-from iglu.lab.report.gather import gather
+from iglu.lab.report.gather import Gathered, gather
 from iglu.lab.report.replication import repeated, replication_table
 from iglu.lab.report.tables import all_tables
 from iglu.lab.results.comparison import samples
@@ -156,6 +156,23 @@ def test_of_a_grid_that_was_stopped_only_the_seeds_that_all_have_count(tmp_path:
     assert {one.found.size for task in tasks for one in task.differences} == {2}
 
 
+def test_a_grid_of_which_an_activation_was_not_run_compares_nothing(tmp_path: Path) -> None:
+    assert planned(tmp_path, [run for run in grid_runs() if run.recipe.activation != "iglu:5"]) == ()
+
+
+def test_what_has_one_seed_is_no_comparison_and_costs_the_others_nothing() -> None:
+    chosen = [
+        run for run in grid_runs() if run.recipe.ratio == 100 and run.recipe.activation in ("relu", "gelu")
+    ]
+    lone = run_of(LT.replace(activation="silu", ratio=100.0), {"test_acc": 99.0})
+    (task,) = all_tasks(Gathered(runs=(*chosen, lone)))
+    found = {one.activation: one for one in task.differences}
+    own = ttest_rel(ACCURACIES["gelu", 100.0], ACCURACIES["relu", 100.0]).pvalue
+    assert found["gelu"].chance == pytest.approx(float(own))
+    assert math.isnan(found["silu"].chance)
+    assert found["silu"].standing == "not told apart"
+
+
 # -- the same runs again -------------------------------------------------------------------------------
 
 
@@ -207,6 +224,15 @@ def test_a_learned_sigma_is_a_curve_a_layer_and_channels_are_averaged() -> None:
     assert found["act2"].mean == (4.0, 4.0)
     assert found["act1"].epochs == (1.0, 2.0)
     assert found["act1"].seeds == 2
+
+
+def test_a_curve_has_the_epochs_that_every_seed_has() -> None:
+    runs = [run_of(LT.replace(seed=seed), {"test_acc": 50.0 + seed}) for seed in range(2)]
+    runs[1].history[0].pop("test_acc")  # it was evaluated after the last epoch alone
+    found = {curve.metric: curve for curve in curves(samples(runs))}
+    assert found["test_acc"].epochs == (2.0,)
+    assert found["test_acc"].mean == (50.5,)
+    assert found["train_loss"].epochs == (1.0, 2.0)
 
 
 def test_no_band_of_an_accuracy_passes_100_and_none_of_a_loss_0() -> None:

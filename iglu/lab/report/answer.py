@@ -79,9 +79,8 @@ def _tasks(group: Sequence[Compared]) -> Iterator[Task]:
         if mine:
             seeds = max(one.found.size for one in mine)
             parts = [one for metric in SHOTS for one in _differences(each, each.reference, metric)]
-            others = [] if each.reference == REFERENCES[1] else beside[each.setting]
             title = scale_of(each.setting, seeds)
-            lists = map(tuple, (mine, others, parts))
+            lists = map(tuple, (mine, beside[each.setting], parts))
             yield Task("", title, each.metric, each.reference, each.grid, *lists)
 
 

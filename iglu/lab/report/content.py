@@ -83,7 +83,7 @@ class Task:
     reference: str
     grid: str  # that was planned for it before it was run; empty without a plan
     differences: tuple[Difference, ...]  # to the reference
-    beside: tuple[Difference, ...] = ()  # to GELU, where that is not the reference
+    beside: tuple[Difference, ...] = ()  # to GELU
     parts: tuple[Difference, ...] = ()  # to the reference, by the size of a class
 
 

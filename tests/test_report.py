@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 
 from iglu import zoo
 from iglu.lab import cli, paper
+from iglu.lab.probe.tables import Tails, networks_table
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.report import build, claims, computed
 from iglu.lab.report.content import Claim, Report
@@ -301,6 +302,21 @@ def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(
 
 
 # -- claims --------------------------------------------------------------------------------------------
+
+
+def test_probes_of_runs_that_differ_in_the_seed_share_a_line_of_means():
+    recipe = RECIPES["digits"]
+    probes = [
+        Tails(each.folder_name, {"layers": rows, "first_batch": rows}, each)
+        for seed, each in enumerate(recipe.replace(seed=seed, activation="gelu") for seed in range(2))
+        for rows in [[{"layer": "act", "alpha": 3.0 + seed, "gaussian": 9.0}]]
+    ]
+    own = Tails("mine", {"layers": [], "first_batch": []})
+    first, second = networks_table([*probes, own]).rows
+    assert [cell.text for cell in first[:3]] == ["digits_gelu", "2", "1"]
+    assert first[3].number == 3.5
+    assert first[4].text == "9.00 ± 0.00"
+    assert [cell.text for cell in second[:4]] == ["mine", "1", "0", "none"]
 
 
 def test_what_is_computed_agrees_with_the_errata():

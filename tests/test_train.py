@@ -582,6 +582,20 @@ def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> No
     assert "\x1b" not in text.getvalue()
 
 
+def test_a_run_that_had_been_stopped_at_its_limit_says_so(tmp_path: Path) -> None:
+    text = io.StringIO()
+    for _ in range(2):
+        fit(IMAGES.replace(stop_after=1), out=tmp_path, observers=[Display(Terminal(file=text, width=200))])
+    assert "nothing to do: this run had been stopped before, and was not run again\n" in text.getvalue()
+
+
+def test_a_rate_is_of_images_or_of_tokens_that_are_predicted(tmp_path: Path) -> None:
+    for recipe, units in ((IMAGES, 1), (TEXT, TEXT.context - 1)):
+        task = load_task(recipe)
+        training = Training(recipe, tmp_path, task, nn.Identity(), 1, sums={"samples": 10.0, "seconds": 4.0})
+        assert training.rate == 2.5 * units
+
+
 def test_in_a_terminal_the_line_is_live(tmp_path: Path) -> None:
     text = io.StringIO()
     console = Terminal(file=text, width=120, force_terminal=True)

@@ -148,6 +148,21 @@ def test_half_precision_models_keep_their_dtype_and_gain_as_much(dtype):
     assert error(model, like, batches(seed=1, dtype=dtype)) < 0.4 * before
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_half_precision_models_are_summed_in_float32(dtype):
+    """4,096 values of 8 to 24 cannot be added in half precision, nor their squares be held."""
+    generator = torch.Generator().manual_seed(0)
+    like = nn.Sequential(nn.ReLU(), nn.Linear(8, 2)).to(dtype).eval()
+    data = [(torch.rand(1024, 8, generator=generator) * 16 + 8).to(dtype) for _ in range(5)]
+    model = copy.deepcopy(like)
+    model[0] = nn.ReLU6()
+    iglu.recalibrate(model, data, like=like, method="shift")
+    x = torch.cat(data[:4])
+    with torch.no_grad():
+        wanted = like[1].bias.float() + (like(x).float() - like[1](model[0](x)).float()).mean(0)
+    torch.testing.assert_close(model[1].bias.float(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
 def test_padding_does_not_count():
     class Tagger(nn.Module):
         def __init__(self):
@@ -194,6 +209,50 @@ def test_least_squares_needs_as_many_rows_as_inputs():
     assert not any(
         "too few" in each.reason for each in iglu.recalibrate(swapped(like), enough, like=like).left
     )
+
+
+class Encoder(nn.Module):
+    """Tokens first, as some transformers have them."""
+
+    def __init__(self, name="body"):
+        super().__init__()
+        self.name = name
+        setattr(self, name, perceptron()[:3])
+
+    def forward(self, x, **masks):
+        return getattr(self, self.name)(x)
+
+
+def test_a_mask_counts_only_where_it_is_one_of_the_rows():
+    like = Encoder()
+    mask = (torch.arange(16) < torch.arange(8)[:, None] + 4).long()  # 8 rows of 16 tokens
+    data = [{"x": batch.view(16, 8, 6), "attention_mask": mask} for batch in batches(5)]
+    model = swapped(like)
+    iglu.recalibrate(model, data, like=like, method="shift")
+    unmasked = swapped(like)
+    iglu.recalibrate(unmasked, [each["x"] for each in data], like=like, method="shift")
+    assert torch.equal(model.body[2].bias, unmasked.body[2].bias)
+
+
+def test_the_layers_of_a_decoder_have_the_mask_of_the_decoder():
+    biases = {}
+    for name, key in (("decoder", "decoder_attention_mask"), ("encoder", "attention_mask")):
+        like = Encoder(name)
+        for other, length in (("attention_mask", 5), ("decoder_attention_mask", 3)):
+            mask = (torch.arange(8) < length).expand(16, 8).long()
+            both = {"attention_mask": torch.ones(16, 8), "decoder_attention_mask": torch.ones(16, 8)}
+            data = [
+                {"x": batch.view(16, 8, 6), "decoder_input_ids": None, **both, other: mask}
+                for batch in batches(5)
+            ]
+            model = swapped(like)
+            iglu.recalibrate(model, data, like=like, method="shift")
+            biases[other == key] = getattr(model, name)[2].bias
+        unmasked = swapped(like)
+        iglu.recalibrate(unmasked, batches(5), like=like, method="shift")
+        plain = getattr(unmasked, name)[2].bias
+        torch.testing.assert_close(biases[False], plain)
+        assert (biases[True] - plain).abs().max() > 1e-3
 
 
 # -- BatchNorm and convolutions ----------------------------------------------------------------------
@@ -355,6 +414,52 @@ def test_timm_resnets_and_vits_are_corrected_throughout():
 
 
 # -- what cannot be done, and misuse -------------------------------------------------------------------
+
+
+def test_what_unfolding_cannot_lay_out_is_shifted():
+    like = nn.Sequential(nn.GELU(), nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")).eval()
+    for convolution in (like[1], nn.Conv2d(3, 4, 3, padding="same"), nn.Conv2d(3, 6, 3, groups=3)):
+        like[1] = convolution
+        (correction,) = iglu.recalibrate(swapped(like), images(5), like=like).corrected
+        assert correction.method == "shift"
+
+
+def test_a_convolution_before_a_batch_norm_is_judged_without_its_mean():
+    """Far to the right IGLU is x - 1/(pi sigma): a change of the mean, which the BatchNorm takes up."""
+    like = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).double().eval()
+    data = [batch.double() + 100 for batch in images(5)]
+    first, second = iglu.recalibrate(swapped(like, "iglu:1"), data, like=like).corrected
+    assert (first.place, second.place) == ("1", "2")
+    assert 0 < first.before < 1e-4
+    alone = nn.Sequential(*like[:2])
+    (first,) = iglu.recalibrate(swapped(alone, "iglu:1"), data, like=alone).corrected
+    assert first.before > 1e-3
+
+
+def test_a_norm_that_keeps_no_statistics_is_passed_over():
+    like = nn.Sequential(nn.GELU(), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval()
+    record = iglu.recalibrate(swapped(like), batches(), like=like)
+    assert [each.place for each in record.left] == ["0"]
+    assert not record.corrected
+
+
+def test_two_learned_sigmas_are_two_activations():
+    like = perceptron(lambda: iglu.IGLU(3.0, learnable=True))
+    model = copy.deepcopy(like)
+    with torch.no_grad():
+        model[3].log_sigma.fill_(0.0)
+    record = iglu.recalibrate(model, batches(), like=like)
+    assert [each.activations for each in record.corrected] == [("3",)]
+
+
+def test_the_original_is_left_as_it_was():
+    like = convolutional().train()
+    model = swapped(like, "iglu:0.5")
+    start = state(like)
+    iglu.recalibrate(model, images(5), like=like)
+    assert same(state(like), start)
+    assert like.training
+    assert model.training
 
 
 class Special(nn.Module):

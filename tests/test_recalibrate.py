@@ -13,6 +13,8 @@ import iglu
 from iglu.swapping import fitting
 from iglu.swapping.feeding import find_stations
 
+NO_BIAS = "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
+
 
 def batches(count=10, size=128, features=6, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
@@ -202,9 +204,7 @@ def test_least_squares_needs_as_many_rows_as_inputs():
     like = perceptron(bias=False)[:3]
     few = [batch[:11] for batch in batches(3)]
     record = iglu.recalibrate(swapped(like), few, like=like)
-    assert [each.reason for each in record.left] == [
-        "it has no bias, and for least squares it is grouped or its rows are too few"
-    ]
+    assert [each.reason for each in record.left] == [NO_BIAS]
     enough = [batch[:12] for batch in batches(3)]
     assert not any(
         "too few" in each.reason for each in iglu.recalibrate(swapped(like), enough, like=like).left
@@ -416,12 +416,17 @@ def test_timm_resnets_and_vits_are_corrected_throughout():
 # -- what cannot be done, and misuse -------------------------------------------------------------------
 
 
-def test_what_unfolding_cannot_lay_out_is_shifted():
-    like = nn.Sequential(nn.GELU(), nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")).eval()
-    for convolution in (like[1], nn.Conv2d(3, 4, 3, padding="same"), nn.Conv2d(3, 6, 3, groups=3)):
-        like[1] = convolution
-        (correction,) = iglu.recalibrate(swapped(like), images(5), like=like).corrected
-        assert correction.method == "shift"
+@pytest.mark.parametrize(
+    "options", [{"padding": 1, "padding_mode": "circular"}, {"padding": "same"}, {"groups": 3}]
+)
+def test_a_convolution_whose_inputs_are_no_rows_is_shifted_or_left(options):
+    for has_bias in (True, False):
+        like = nn.Sequential(nn.GELU(), nn.Conv2d(3, 6, 3, bias=has_bias, **options)).eval()
+        record = iglu.recalibrate(swapped(like), images(5), like=like)
+        if has_bias:
+            assert [each.method for each in record.corrected] == ["shift"]
+        else:
+            assert [each.reason for each in record.left] == [NO_BIAS]
 
 
 def test_a_convolution_before_a_batch_norm_is_judged_without_its_mean():

@@ -59,7 +59,7 @@ def correct(
     steps = {"none": _Step(None, None)} | _steps(layer, station, fitted, method)
     if len(steps) == 1:
         raise CannotCorrectError(
-            "it has no bias, and for least squares it is grouped or its rows are too few"
+            "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
         )
     old = [(tensor, remember(tensor)) for tensor in (layer.weight, layer.bias) if tensor is not None]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 
 import pytest
 import torch
@@ -48,6 +49,19 @@ def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
     for sigma in (0.5, 1.5, torch.tensor(0.3, requires_grad=True)):
         expected = iglu.iglu_glu(gate, up, sigma) + iglu.iglu_gate(gate, sigma) + iglu.gelu_scaled(up)
         torch.testing.assert_close(function(gate, up, sigma), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("sigma", [1e-30, 3e38])
+def test_compiled_values_are_right_at_the_ends_of_the_numbers(sigma):
+    def both(x):
+        return [iglu.iglu(x, sigma, approximate=approximate) for approximate in ("none", "rational")]
+
+    torch.compiler.reset()  # or sigma would become an argument of the last program
+    x = torch.tensor([-math.inf, -3e38, -1e30, -1.0, -0.0, 0.0, 1.0, 1e30, 3e38, math.inf, math.nan])
+    for y, expected in zip(torch.compile(both, fullgraph=True)(x), both(x.double()), strict=True):
+        torch.testing.assert_close(y, expected.float(), rtol=1e-6, atol=1e-44, equal_nan=True)
+        assert y.signbit()[4:6].tolist() == [True, False]
 
 
 @needs_compiler

@@ -652,3 +652,39 @@ def test_a_wrong_number_of_arguments_is_refused():
         kernels.forward("value", 0)
     with pytest.raises(TypeError, match="expected 8 arguments, got 1"):
         kernels.backward("value")
+
+
+@pytest.mark.parametrize("has_makers", [True, False], ids=["torch's C interface", "empty_like"])
+def test_results_are_made_as_empty_like_makes_them(has_makers, once, monkeypatch):
+    """By functions that a torch may not have."""
+    if not has_makers:
+        monkeypatch.setattr(cpu, "_addresses", lambda _, *names: [None] * len(names))
+        cpu._set_up(kernels)
+    dense = random(4, 6, 5, 2)
+    layouts = (
+        dense,
+        dense.to(memory_format=torch.channels_last),
+        dense.permute(2, 0, 3, 1),
+        dense[:, :1].permute(1, 3, 0, 2),
+        dense[:, ::2],
+        dense[..., :1],
+        dense[:, :1].expand(4, 6, 5, 2),
+        dense.as_strided((3, 4), (1, 1)),
+        dense[0, 0, 0, 0],
+    )
+    try:
+        for x in layouts:
+            y = forward("value", "exact", x)
+            by_x, *_ = kernels.backward("value", torch.ones_like(x), x, None, 1.0, "none", 0, False)
+            for each in (y, by_x):
+                assert each.stride() == torch.empty_like(x).stride()
+                assert (each.dtype, each.device, each.requires_grad) == (x.dtype, x.device, False)
+                assert each.untyped_storage().resizable()
+            torch.testing.assert_close(y, forward("value", "exact", x.contiguous()), rtol=0, atol=0)
+        half = kernels.forward("glu", dense, None, 1.0, "none", 0)
+        assert half.stride() == torch.empty_like(dense[..., :1]).stride()
+        with torch.inference_mode():
+            assert forward("value", "exact", dense).is_inference()
+    finally:
+        monkeypatch.undo()
+        cpu._set_up(kernels)

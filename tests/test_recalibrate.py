@@ -129,6 +129,13 @@ def test_a_fit_that_does_worse_where_it_is_judged_is_not_kept():
     assert same(state(model), start)
 
 
+def test_a_layer_whose_units_are_all_dead_is_shifted():
+    like = nn.Sequential(iglu.IGLU(1.0), nn.Linear(6, 3)).eval()
+    model = swapped_type(like)
+    (correction,) = iglu.recalibrate(model, [batch - 1000 for batch in batches(5)], like=like).corrected
+    assert correction.after < 1e-3 * correction.before
+
+
 def test_a_layer_without_a_bias_is_fitted_through_the_origin():
     like = perceptron(dtype=torch.float64, bias=False)[:3]
     model = swapped(like)

@@ -204,7 +204,8 @@ class _Sums:
         h, e = self.h / self.count, self.e / self.count
         if with_bias:
             hh, he = hh - torch.outer(h, h), he - torch.outer(h, e)
-        ridge = RIDGE * hh.diagonal().mean()
+        # not 0, even where every unit is dead and there is nothing to solve
+        ridge = RIDGE * hh.diagonal().mean().clamp(min=torch.finfo(hh.dtype).tiny / RIDGE)
         step = torch.linalg.solve(hh + ridge * torch.eye(len(hh), dtype=hh.dtype, device=hh.device), he).T
         return _Step(step, e - step @ h if with_bias else None)
 

@@ -534,6 +534,7 @@ def test_what_is_not_for_the_loops_is_declined_without_a_word(once):
         ("value", x, None, channels, "none", 2),
         ("value", x, None, channels, "none", 3),
         ("value", x, None, channels, "none", -4),
+        ("value", x, None, torch.ones(24), "none", -4),
         ("value", x, None, channels, "none", 2**70),
         ("value", x, None, channels.to("meta"), "none", 1),
         ("value", x, None, 1.0, "tanh", 1),

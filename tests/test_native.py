@@ -156,6 +156,14 @@ ULP = {
     "gate_slope": {"exact": 2.8, "rational": 3.75},
     "gate_by_sigma": {"exact": 1.95, "rational": 3.4},
 }
+ULP_OF_FLOAT64 = {
+    "value": {"exact": 1.85, "rational": 2},
+    "gate": {"exact": 1.85, "rational": 1.4},
+    "slope": {"exact": 3, "rational": 3.6},
+    "by_sigma": {"exact": 2.75, "rational": 3.35},
+    "gate_slope": {"exact": 2.8, "rational": 2.95},
+    "gate_by_sigma": {"exact": 1.85, "rational": 2.75},
+}
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.7, 123.456, 1e-3, 1e20])
@@ -174,7 +182,7 @@ def test_float32_is_within_3_ulp_and_its_derivatives_within_4(kind, family, sigm
 def test_float64_is_within_2_ulp_and_its_derivatives_within_4(kind, family, sigma):
     x = spread(torch.float64, 20_000)
     errors = ulp_errors(result(kind, family, x, sigma), truth(kind, family, extended(x), sigma))
-    assert errors.max() <= min(ULP[kind][family], 2 if kind in FORWARD else 4), x[errors.argmax()]
+    assert errors.max() <= ULP_OF_FLOAT64[kind][family], x[errors.argmax()]
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.7, 5.0])
@@ -304,7 +312,8 @@ def test_a_sigma_of_zero_halves(family, dtype):
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 5, 1), (700, 5, 1), (2, 5, 7), (40, 5, 49), (2, 5, 300), (2, 3000, 40)]
+    "shape",
+    [(3, 5, 1), (700, 5, 1), (2, 5, 7), (40, 5, 49), (3, 100, 49), (2, 5, 300), (2, 5, 1300), (2, 3000, 40)],
 )
 @pytest.mark.parametrize("dtype", CHECKED)
 @pytest.mark.parametrize("family", FAMILIES)

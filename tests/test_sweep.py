@@ -99,6 +99,13 @@ def test_seeds_are_outermost_and_fields_are_changed(tmp_path: Path) -> None:
     assert {(recipe.epochs, recipe.batch, recipe.lr) for recipe in recipes} == {(2, 8, 0.5)}
 
 
+def test_a_run_has_one_thread_unless_the_file_or_the_flag_says_more(tmp_path: Path) -> None:
+    assert {recipe.threads for recipe in read_grid("table2", seeds=1).runs} == {1}
+    file = _file(tmp_path, FILE + "threads = 2\n")
+    assert {recipe.threads for recipe in read_grid(file).runs} == {2}
+    assert {recipe.threads for recipe in read_grid(file, changes={"threads": 3}).runs} == {3}
+
+
 def test_a_field_is_set_as_the_flag_is_written_too() -> None:
     assert read_field("epoch-steps=3") == ("epoch_steps", 3)
 

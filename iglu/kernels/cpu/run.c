@@ -136,7 +136,7 @@ typedef struct {
     int64_t unit, units;
     double *sums;
     int grad_is_one_value;
-    char grads[IGLU_CHUNK * sizeof(double)]; /* that value, over and over */
+    double grads[IGLU_CHUNK]; /* that value, over and over */
 } job;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -398,7 +398,7 @@ int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_d
     j.loop = loops->loop[dtype][family][operation][call->by_sigma != NULL];
 
     if (j.grad_is_one_value)
-        copy_elements(j.grads, j.size, call->data[IGLU_GRAD], 0, j.size, IGLU_CHUNK);
+        copy_elements((char *)j.grads, j.size, call->data[IGLU_GRAD], 0, j.size, IGLU_CHUNK);
 
     int result = 0;
     if (call->by_sigma == NULL) {

@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("tyro", reason="the lab")
 
 from iglu.lab.report.gather import Gathered, gather
+from iglu.lab.report.sigmas import networks
 from iglu.lab.runs.record import read_runs
 from iglu.lab.sweep.grid import read_grid
+from iglu.probing.sigma import RULES
 
 ROOT = pathlib.Path(__file__).parent.parent
 EVIDENCE = ROOT / "results" / "evidence"
@@ -41,6 +43,15 @@ def test_pages_tell_the_evidence_as_the_rows_have_it(found: Gathered) -> None:
     assert sum("<!-- evidence: " in text for text in told.values()) >= 2
     for name, text in told.items():
         assert evidence.told(text, found) == text, f"{name}: python tools/evidence.py brings it up to date"
+
+
+def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
+    worths = [worth for network in networks(found.evidence) for worth in network.rules]
+    for rule in {worth.rule for worth in worths}:
+        gains = [worth.gain for worth in worths if worth.rule == rule]
+        assert len(gains) == 5, "the text says five"
+        gained, lost = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
+        assert f"better than sigma = 1 in {gained} and worse in {lost}" in RULES[rule].weakness
 
 
 def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:

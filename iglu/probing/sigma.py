@@ -100,8 +100,8 @@ class Rule(NamedTuple):
 
 
 _FEW = (
-    f"The evidence is weak: three networks of one paper, one run each. {_SOURCES}. On five small networks "
-    "it was not made from, what it suggests did better than sigma = 1 in 2 and worse in 0, and no better than "
+    f"The evidence is weak: three networks of one paper, one run each. {_SOURCES}. On five small networks it "
+    "was not made from, what it suggests did better than sigma = 1 in 2 and worse in 0, and no better than "
     "sigma = 5 for all of them. Train with half and with twice this sigma as well, on several seeds, before "
     "you believe it."
 )

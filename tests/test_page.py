@@ -487,7 +487,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
     report = Report(
         tables=(Table(NASTY, NASTY, ((NASTY, NASTY),), ((Cell(NASTY, 1.0, note=NASTY),),), (NASTY,)),),
         claims=(Claim(NASTY, "holds", NASTY),),
-        figures=(Figure(NASTY, NASTY, NASTY, (), (PANEL._replace(title=NASTY, labels=(NASTY, NASTY)),)),),
+        figures=(Figure(NASTY, NASTY, NASTY, (), (PANEL | {"title": NASTY, "labels": (NASTY, NASTY)},)),),
         tasks=(Task("task1", NASTY, NASTY, "relu", NASTY, (GAIN,)),),
         sigmas=(Curve(NASTY, NASTY, NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
         curves=(Curve(NASTY, NASTY, NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),

@@ -489,8 +489,8 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
         claims=(Claim(NASTY, "holds", NASTY),),
         figures=(Figure(NASTY, NASTY, NASTY, (), (PANEL | {"title": NASTY, "labels": (NASTY, NASTY)},)),),
         tasks=(Task("task1", NASTY, NASTY, "relu", NASTY, (GAIN,)),),
-        sigmas=(Curve(NASTY, NASTY, NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
-        curves=(Curve(NASTY, NASTY, NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
+        sigmas=(Curve(NASTY, "relu", NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
+        curves=(Curve(NASTY, "relu", NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
         probes=(
             Tails(NASTY, {"batches": NASTY, "layers": [layer], "suggestion": None, "hill": {NASTY: HILL}}),
         ),

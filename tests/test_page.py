@@ -504,7 +504,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
     for selector in (
         "#tables h3", "#tables th.group", "#tables thead button", "#tables tbody th > span",
         "#tables .notes li", "#tables .notes p", ".words", ".told", "figcaption", "#figures p.hidden",
-        "#recipe option", "#forest h3", ".answers a", ".layer option", "#curves-shown label span",
+        "#recipe option", "#forest h3", ".answers a", ".layer option",
         ".probe .name", ".probe tbody th > span", ".sources li", ".complaints li",
         "dt", "dd",
     ):  # fmt: skip

@@ -403,9 +403,10 @@ class _Transformed(Function):
 
 
 # Past the Python halves of Function: that of apply, which looks for transforms that the kernels do not serve,
-# and that of the node, which looks up what its backward is.
+# and that of the node, which looks up what its backward is; a torch that calls it otherwise is left to do so.
 for _each in (Iglu, IgluFromOutput):
-    _each._backward_cls.apply = _each.backward  # type: ignore[attr-defined]
+    if hasattr(_each, "_backward_cls"):
+        _each._backward_cls.apply = _each.backward  # type: ignore[attr-defined]
 keep_inputs: Callable[..., Tensor] = super(Function, Iglu).apply
 _keep_output: Callable[..., Tensor] = super(Function, IgluFromOutput).apply
 

@@ -134,8 +134,8 @@ def rules_table(evidence: Iterable[Evidence]) -> list[Table]:
     }
     notes = (
         "Gains over sigma = 1, in points of accuracy or of perplexity (signed so that above 0 is better), "
-        "paired by seed, with 95% intervals. A rule sees the tails of the network with ReLU; the value of "
-        "the grid nearest to its suggestion is taken.",
+        "paired by seed, with 95% intervals. A rule sees the tails of the grid's reference, the network "
+        "before IGLU; the value nearest to its suggestion is taken.",
         *(f"Rule {rule}: {in_words(worths)}" for rule, worths in by_rule.items()),
     )
     return [Table.of("sigma-rules", 'The rules for sigma against "take 1"', headers, rows, notes)]

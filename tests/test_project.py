@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import os
 import re
@@ -49,6 +50,30 @@ def read(name: str) -> str:
 
 
 # -- versions --------------------------------------------------------------------------------------
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module of ours that a file names in an import, wherever in the file it does so."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.startswith("iglu.")}
+
+
+def test_the_rooms_of_the_lab_point_one_way_and_the_library_never_at_the_lab() -> None:
+    rooms: dict[str, set[str]] = {}
+    for path in (ROOT / "iglu").rglob("*.py"):
+        of_the_lab = {name.split(".")[2] for name in imports_of(path) if name.startswith("iglu.lab.")}
+        place = path.relative_to(ROOT / "iglu").with_suffix("").parts
+        if place[0] == "lab":
+            rooms.setdefault(place[1], set()).update(of_the_lab - {place[1]})
+        elif place != ("__main__",):  # the command, which is the lab's
+            assert not of_the_lab, path
+    assert rooms["training"] >= {"data", "models", "runs"}
+    graphlib.TopologicalSorter(rooms).prepare()  # raises where they go round
 
 
 def test_the_version_stands_in_one_place_and_the_citation_agrees() -> None:

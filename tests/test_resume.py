@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import torch
 
+from iglu.lab import storage
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.runs import storage
 from iglu.lab.runs.folder import FolderInUseError, Run, claim, read_run
 from iglu.lab.training.checkpoint import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from iglu.lab.training.loop import Observer, Training, fit

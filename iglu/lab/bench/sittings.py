@@ -11,7 +11,7 @@ from typing import Any
 
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.runs.provenance import sentence_of
-from iglu.lab.runs.storage import write_atomically
+from iglu.lab.storage import write_atomically
 
 FILES = ("bench.json", "train.json")
 

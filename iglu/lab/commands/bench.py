@@ -29,7 +29,7 @@ from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError, as_mistakes, check_least, check_writable
 from iglu.lab.results.tables import markdown, terminal
 from iglu.lab.runs import provenance
-from iglu.lab.runs.storage import write_atomically
+from iglu.lab.storage import write_atomically
 from iglu.zoo import ZOO, parse
 
 # The activations one would train a network with, unless told otherwise.

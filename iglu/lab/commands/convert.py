@@ -34,7 +34,7 @@ from iglu.lab.models.saved import (
 )  # fmt: skip
 from iglu.lab.runs import provenance
 from iglu.lab.runs.record import read_runs
-from iglu.lab.runs.storage import write_json
+from iglu.lab.storage import write_json
 from iglu.lab.training.tasks import load_model, load_task
 from iglu.modules import IGLU
 from iglu.probing import probe

@@ -29,7 +29,7 @@ from iglu.lab.results.comparison import Summary, summarise, summary_row, summary
 from iglu.lab.results.tables import Cell, Table, Tone, numbered, terminal
 from iglu.lab.runs import provenance
 from iglu.lab.runs.folder import Run
-from iglu.lab.runs.storage import write_json
+from iglu.lab.storage import write_json
 from iglu.lab.sweep.display import Lines
 from iglu.lab.sweep.grid import read_grid
 from iglu.lab.sweep.local import run_local

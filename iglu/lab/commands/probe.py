@@ -31,7 +31,7 @@ from iglu.lab.recipes import Recipe
 from iglu.lab.results.tables import terminal
 from iglu.lab.runs import provenance
 from iglu.lab.runs.record import read_runs
-from iglu.lab.runs.storage import write_json
+from iglu.lab.storage import write_json
 from iglu.lab.training.checkpoint import newest_checkpoint
 from iglu.lab.training.tasks import load_model, load_task
 from iglu.probing import Probe, probe

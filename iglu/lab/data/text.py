@@ -22,7 +22,7 @@ from torch import Tensor
 from iglu.functional import check_choice
 from iglu.lab.data.embedded import python_reference
 from iglu.lab.mistakes import MistakeError
-from iglu.lab.runs.storage import UNFINISHED, write_atomically
+from iglu.lab.storage import UNFINISHED, write_atomically
 
 SPLITS = ("train", "valid", "test")
 TOKENIZERS = ("bytes", "gpt2", "gpt2:SIZE")

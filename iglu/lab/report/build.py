@@ -26,7 +26,7 @@ from iglu.lab.report.tables import all_tables
 from iglu.lab.results.tables import Table, csv_text, environment, plain_latex, plain_markdown
 from iglu.lab.results.tables import markdown as table_markdown
 from iglu.lab.runs import provenance
-from iglu.lab.runs.storage import write_atomically, write_json
+from iglu.lab.storage import write_atomically, write_json
 
 PAGE = "index.html"
 _MANIFEST = "manifest.json"

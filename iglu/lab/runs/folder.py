@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from iglu.lab.mistakes import MistakeError, complaining
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs import provenance
-from iglu.lab.runs.storage import remove_unfinished, write_json, write_json_lines
+from iglu.lab.storage import remove_unfinished, write_json, write_json_lines
 
 Row = dict[str, Any]
 

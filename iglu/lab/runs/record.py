@@ -28,7 +28,7 @@ from iglu.lab.runs.folder import (
     parsed,
     read_run,
 )
-from iglu.lab.runs.storage import write_json_lines
+from iglu.lab.storage import write_json_lines
 
 FORMAT = 1
 _KIND = "iglu_runs"

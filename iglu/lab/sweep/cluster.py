@@ -16,7 +16,7 @@ from typing import Any
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, PROVENANCE, RECIPE, STATE
-from iglu.lab.runs.storage import write_atomically
+from iglu.lab.storage import write_atomically
 from iglu.lab.sweep.work import REPORT_EVERY, Outcome, Progress, Watcher, carry_out
 
 # A run that has said nothing for so many seconds is not running.

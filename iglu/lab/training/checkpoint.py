@@ -19,7 +19,7 @@ from torch import Tensor
 
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import unlike
-from iglu.lab.runs.storage import write_atomically
+from iglu.lab.storage import write_atomically
 
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{12})\.safetensors")
 KEPT = 2  # the newest, and the one to fall back on

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, STATE, Row, Run, begin, claim, open_run, set_aside
-from iglu.lab.runs.storage import write_json, write_json_lines
+from iglu.lab.storage import write_json, write_json_lines
 from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
 from iglu.lab.training.diagnosis import first_nonfinite
 from iglu.lab.training.processes import share_batch_norm

@@ -164,7 +164,7 @@ def _rational_inverse(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
     above = _above(v)
     b = 2 * above - 1
     root = (b * b + 16 * above).sqrt()
-    u = torch.where(b < 0, 4 * above / (root - b), (root + b) / 4)  # so that nothing cancels
+    u = (root + b) / 4  # what cancels for b < 0 is lost beside the 1/2 and 1 that it is added to
     x = torch.where(v < 0, 2 * y / doubled_gate, y * ((1 + u) / (0.5 + u)))
     return _from_the_floor_up(y, x, doubled_gate, slack)
 

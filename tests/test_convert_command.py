@@ -106,6 +106,7 @@ def test_a_run_of_the_lab_is_converted_by_its_own_metrics(tmp_path, capsys):
     flags = ["digits", "--epochs", "1", "--epoch-steps", "3", "--activation", "iglu:2", "--out"]
     assert train_command.main([*flags, str(tmp_path / "runs")]) == 0
     out = tmp_path / "converted"
+    out.mkdir()  # a folder that is there and empty serves as well as a new one
     assert (
         cli.run("convert", [str(tmp_path / "runs"), "--to", "relu", "--out", str(out), "--batches", "3"]) == 0
     )

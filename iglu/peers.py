@@ -75,14 +75,20 @@ class XIELU(nn.Module):
         nn.init.constant_(self.alpha_p, math.log(math.expm1(alpha_p)))
         nn.init.constant_(self.alpha_n, math.log(math.expm1(alpha_n - self.BETA)))
 
+    def slopes(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """a_p and a_n - 1/2 as they are now."""
+        return F.softplus(self.alpha_p.to(dtype)), F.softplus(self.alpha_n.to(dtype))
+
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(compute_dtype(x.dtype))
         positive, negative = wide.clamp(min=0), wide.clamp(max=0)
-        alpha_p = F.softplus(self.alpha_p.to(wide.dtype))
-        excess = F.softplus(self.alpha_n.to(wide.dtype))  # a_n - 1/2
+        alpha_p, excess = self.slopes(wide.dtype)
         right = (alpha_p * positive + self.BETA) * positive
         left = (self.BETA + excess) * torch.expm1(negative) - excess * negative
         return (right + left).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return ", ".join(f"alpha_{side}={start:g}" for side, start in zip("pn", self.starts, strict=True))
+        if self.alpha_p.is_meta:
+            return ""
+        alpha_p, excess = self.slopes(torch.float64)
+        return f"alpha_p={alpha_p.item():.4g}, alpha_n={self.BETA + excess.item():.4g}"

@@ -265,6 +265,14 @@ def test_xielu_starts_as_its_authors_start_it_and_learns_both_slopes():
         iglu.create("xielu", alpha_n=0.3)
 
 
+def test_xielu_shows_its_slopes_as_they_are_not_as_they_began():
+    module = iglu.create("xielu", alpha_p=1.25, alpha_n=2)
+    assert repr(module) == "XIELU(alpha_p=1.25, alpha_n=2)"
+    nn.init.constant_(module.alpha_n, math.log(math.expm1(0.25)))
+    assert repr(module) == "XIELU(alpha_p=1.25, alpha_n=0.75)"
+    assert repr(iglu.create("xielu", device="meta")) == "XIELU()"
+
+
 def test_xielu_is_the_one_of_transformers():
     activations = pytest.importorskip("transformers.activations")
     theirs, x = activations.XIELUActivation(dtype=torch.float64), torch.linspace(-5, 5, 101).double()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from iglu.lab.bench.drift import compared, moved
+from iglu.lab.bench.drift import Ratio, compared
 from iglu.lab.commands import bench
 
 
@@ -22,6 +22,10 @@ def row(median: float, low: float, high: float, **fields: Any) -> dict[str, Any]
 
 
 BEFORE = row(2.0, 1.9, 2.2)
+
+
+def moved(before: dict[str, Any], now: dict[str, Any]) -> list[Ratio]:
+    return [each for each in compared([before], [now]) if each.has_moved]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +42,8 @@ BEFORE = row(2.0, 1.9, 2.2)
 def test_a_ratio_has_moved_where_each_median_is_outside_the_others_spread(
     now: dict[str, Any], has_moved: bool
 ) -> None:
-    assert bool(list(moved([BEFORE], [now]))) == has_moved
-    assert bool(list(moved([now], [BEFORE]))) == has_moved
+    assert bool(moved(BEFORE, now)) == has_moved
+    assert bool(moved(now, BEFORE)) == has_moved
 
 
 @pytest.mark.parametrize(
@@ -51,25 +55,24 @@ def test_a_ratio_has_moved_where_each_median_is_outside_the_others_spread(
 )  # fmt: skip
 def test_only_the_same_measurement_is_compared(other: dict[str, Any]) -> None:
     now = row(9.0, 8.9, 9.1, **other)
-    assert list(moved([BEFORE], [now])) == []
-    assert compared([BEFORE], [now]) == 0
+    assert compared([BEFORE], [now]) == []
 
 
 def test_a_reference_that_only_one_sitting_has_is_left_out() -> None:
     now = row(2.0, 1.9, 2.2)
     now["ratios"]["silu"] = {"median": 5.0, "low": 4.9, "high": 5.1}
-    assert list(moved([BEFORE], [now])) == []
-    assert compared([BEFORE], [now]) == 1
+    (found,) = compared([BEFORE], [now])
+    assert found.reference == "relu"
 
 
 def test_what_moved_is_said_in_one_line_with_both_spreads() -> None:
-    (found,) = moved([BEFORE], [row(2.5, 2.4, 2.6)])
+    (found,) = moved(BEFORE, row(2.5, 2.4, 2.6))
     assert str(found) == (
         "IGLU (auto), forward, 10,000 elements, float32, cpu, 1 thread: "
         "2.50 [2.40, 2.60] times relu, was 2.00 [1.90, 2.20]"
     )
     step = {"kind": "training", "model": "resnet20", "model_label": "ResNet-20, batch 128"}
-    (found,) = moved([row(1.0, 1.0, 1.0, **step)], [row(1.2, 1.1, 1.3, **step)])
+    (found,) = moved(row(1.0, 1.0, 1.0, **step), row(1.2, 1.1, 1.3, **step))
     assert str(found).startswith(
         "IGLU (auto) in a step of ResNet-20, batch 128, float32, cpu, 1 thread: 1.20 "
     )

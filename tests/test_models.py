@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import iglu
-from iglu.lab.models import GPT2, GPT2Config, load_trained_resnet20, resnet, resnet20
-from iglu.lab.models.resnet import TRAINED_MEAN, TRAINED_STD
+from iglu.lab.models.gpt2 import GPT2, GPT2Config
+from iglu.lab.models.resnet import TRAINED_MEAN, TRAINED_STD, load_trained_resnet20, resnet, resnet20
 
 TINY = GPT2Config(vocabulary=61, context=16, width=24, heads=3, layers=2)
 

@@ -135,7 +135,7 @@ def test_rows_that_are_none_are_left_out_of_a_bench_and_counted(tmp_path):
     path.write_text(json.dumps(body))
     found = gather([tmp_path])
     assert len(found.sittings[0].rows) == 4
-    assert found.complaints == (f"{path}: 3 entries are not rows of iglu bench",)
+    assert found.complaints == [f"{path}: 3 entries are not rows of iglu bench"]
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any, NamedTuple
 
 from iglu.lab.recipes import Recipe, get_recipe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from iglu.lab.storage import read_toml
 
 RUN_TABLES = (2, 3, 4)  # those that training fills
 
@@ -91,7 +86,7 @@ def asks_the_same(setting: Recipe, recipe: Recipe, beside: str, fixed: Iterable[
 @functools.cache
 def paper() -> dict[str, Any]:
     """The whole file; treat it as read-only."""
-    return tomllib.loads(resources.files("iglu.lab").joinpath("paper.toml").read_text(encoding="utf-8"))
+    return read_toml(resources.files("iglu.lab").joinpath("paper.toml").read_text(encoding="utf-8"))
 
 
 def table1() -> dict[str, dict[str, float]]:

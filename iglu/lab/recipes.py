@@ -17,16 +17,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from iglu import zoo
 from iglu.functional import check_choice
 from iglu.lab.data.augment import Augmentation, Jitter
-from iglu.lab.data.longtail import PROFILES
 from iglu.lab.data.sets import IMAGE_SETS
 from iglu.lab.data.text import check_tokenizer
 from iglu.lab.mistakes import MistakeError, as_mistakes, unknown
 
 # Of recipe.json.  1, which has no number: every field, of the other kind of data too.  2: those of its kind.
 FORMAT = 2
-
-PRECISIONS = ("32", "bf16-mixed", "16-mixed")
-SCHEDULES = ("cosine", "warmup-linear", "constant")
 
 
 def _execution(default: Any) -> Any:
@@ -131,9 +127,8 @@ class Recipe:
     def __post_init__(self) -> None:
         with as_mistakes():
             zoo.parse(self.activation)
-            check_choice("precision", self.precision, PRECISIONS)
-            check_choice("schedule", self.schedule, SCHEDULES)
-            check_choice("profile", self.profile, PROFILES)
+            for name, choices in _CHOICES.items():
+                check_choice(name, getattr(self, name), choices)
             check_tokenizer(self.tokenizer)
         for name in ("epochs", "batch", "accumulate", "context", "evaluate_every", "devices", "nodes"):
             _check_least(name, getattr(self, name), 1)
@@ -239,6 +234,7 @@ class Recipe:
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
+_CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 EXECUTION = tuple(name for name, field in _FIELDS.items() if "execution" in field.metadata)
 
 
@@ -251,28 +247,25 @@ def checked(name: str, value: Any) -> Any:
     """``value`` as the field ``name`` takes it; a MistakeError says what that would be."""
     check_field(name)
     kind = _TYPES[name]
-    if get_origin(kind) is Literal:
+    if name in _CHOICES:
         with as_mistakes():
-            check_choice(name, value, get_args(kind))
+            check_choice(name, value, _CHOICES[name])
         return value
     alternatives = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value in (None, "none") and types.NoneType in alternatives:
         return None
-    for alternative in alternatives:
-        if type(value) is int and abs(value) >= 2**63:
-            break
-        if alternative is float and type(value) in (int, float):
-            return float(value)
-        if type(value) is alternative:
-            return value
-        if get_origin(alternative) is tuple and isinstance(value, list | tuple):
-            numbers = get_args(alternative)
-            if len(value) == len(numbers) and all(map(_is_number, value)):
-                return tuple(map(float, value))
+    if float in alternatives and is_short_number(value):
+        return float(value)
+    if type(value) in alternatives and (type(value) is not int or abs(value) < 2**63):
+        return value
+    is_row = get_origin(kind) is tuple and isinstance(value, list | tuple)
+    if is_row and len(value) == len(get_args(kind)) and all(map(is_short_number, value)):
+        return tuple(map(float, value))
     raise MistakeError(f"{name} must be {_in_words(kind)}, got {value!r}")
 
 
-def _is_number(value: Any) -> bool:
+def is_short_number(value: Any) -> bool:
+    """Neither true nor false, and if whole, of 64 bits."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 

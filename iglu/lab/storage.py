@@ -1,14 +1,20 @@
-"""Files that are either whole or not there, whatever happens to the process or to the disk."""
+"""Files that are either whole or not there, whatever happens to the process or to the disk; and TOML."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # How a file is called until it is whole.
 UNFINISHED = ".unfinished"
@@ -46,6 +52,11 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with write_atomically(path) as file:
         for row in rows:
             file.write(json.dumps(row).encode() + b"\n")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """A ValueError where it is none."""
+    return tomllib.loads(text)
 
 
 def remove_unfinished(folder: Path) -> None:

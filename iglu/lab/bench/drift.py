@@ -7,7 +7,7 @@ spread: where neither sitting thinks the other's likely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,17 @@ _SAME = ("kind", "activation", "kernel", "device", "dtype", "threads", "elements
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A ratio that is not what it was."""
+class Ratio:
+    """One that both sittings have."""
 
     row: Timing
     reference: str
     before: Spread
     now: Spread
+
+    @property
+    def has_moved(self) -> bool:
+        return not (_within(self.before["median"], self.now) or _within(self.now["median"], self.before))
 
     def __str__(self) -> str:
         row = self.row
@@ -43,26 +47,15 @@ class Moved:
         return f"{what}: {now} times {self.reference}, was {was}"
 
 
-def moved(before: Sequence[Timing], now: Sequence[Timing]) -> list[Moved]:
-    """Every ratio of both that has moved, in the order of the new rows."""
-    return [
-        each
-        for each in _compared(before, now)
-        if not (_within(each.before["median"], each.now) or _within(each.now["median"], each.before))
-    ]
-
-
-def compared(before: Sequence[Timing], now: Sequence[Timing]) -> int:
-    """How many ratios are in both."""
-    return sum(1 for _ in _compared(before, now))
-
-
-def _compared(before: Sequence[Timing], now: Sequence[Timing]) -> Iterator[Moved]:
+def compared(before: Sequence[Timing], now: Sequence[Timing]) -> list[Ratio]:
+    """Every ratio that is in both, in the order of the new rows."""
     earlier = {_identity(row): row["ratios"] for row in before}
-    for row in now:
-        for reference, was in earlier.get(_identity(row), {}).items():
-            if reference in row["ratios"]:
-                yield Moved(row, reference, was, row["ratios"][reference])
+    return [
+        Ratio(row, reference, was, row["ratios"][reference])
+        for row in now
+        for reference, was in earlier.get(_identity(row), {}).items()
+        if reference in row["ratios"]
+    ]
 
 
 def _identity(row: Timing) -> tuple[Any, ...]:

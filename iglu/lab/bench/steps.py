@@ -28,11 +28,10 @@ from torch.utils import benchmark
 import iglu
 from iglu.lab.bench.subjects import DIRECT, TORCH, Direct, Subject, has_direct_form, is_ours
 from iglu.lab.bench.timing import Block
+from iglu.lab.models import MakeActivation
 from iglu.lab.models.gpt2 import GPT2Config, gpt2_block
 from iglu.lab.models.resnet import resnet20
 from iglu.zoo import parse
-
-MakeActivation = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ import iglu
 from iglu.formulas import FAMILIES
 from iglu.zoo import ZOO, Spec, parse
 
-CALLS = ("module", "function")
-
 # The kernels a row may name beside our backends.
 TORCH, DIRECT, COMPILED, COMPILED_DIRECT = "torch", "direct", "compiled", "compiled direct"
 
@@ -114,10 +112,6 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _module(spec: Spec, device: str, dtype: torch.dtype) -> nn.Module:
-    return iglu.create(str(spec)).to(device=device, dtype=dtype)
-
-
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # One graph or an error: a silent return to eager mode would be timed as compiled.
     return torch.compile(function, fullgraph=True, dynamic=False)
@@ -144,7 +138,8 @@ def subjects(
 
     for text in activations:
         spec = parse(text)
-        name, module = str(spec), _module(spec, device, dtype)
+        name = str(spec)
+        module = iglu.create(name).to(device=device, dtype=dtype)
         for kernel in backends if is_ours(spec) else [TORCH]:
             statement = _statement(spec, call)
             add(name, spec.label, kernel, statement, names={"module": module})

@@ -214,17 +214,14 @@ def warm_heap(wanted: bool = True) -> Iterator[bool]:
 
 
 def rows_of(
-    kind: str,
-    rounds: Rounds,
-    subjects: Sequence[Subject],
-    against: Sequence[str],
-    describe: Callable[[Subject, list[float]], dict[str, Any]],
+    kind: str, rounds: Rounds, facts: Mapping[Subject, Mapping[str, Any]], against: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What was measured, ready for JSON, with ratios of time to the first subject of each name.
+    """What was measured, ready for JSON, with ratios of time to the first subject of each name; of a step of
+    training also how many items that is a second.
 
     The seconds of every round stay in it, so that a reader can form any other ratio the same way.
     """
-    measured = [subject for subject in subjects if subject in rounds.seconds]
+    measured = [subject for subject in facts if subject in rounds.seconds]
     first = {subject.name: subject for subject in reversed(measured) if subject.kernel != DIRECT}
     direct = {subject.name: subject for subject in measured if subject.kernel == DIRECT}
     rows = []
@@ -232,19 +229,20 @@ def rows_of(
         references = {name: first[name] for name in against if name in first}
         if kind == "training" and subject.is_ours and subject.name in direct:
             references["direct"] = direct[subject.name]
-        seconds = rounds.seconds[subject]
-        rows.append(
-            {
-                "kind": kind,
-                "activation": subject.name,
-                "label": subject.label,
-                "kernel": subject.kernel,
-                "is_ours": subject.is_ours,
-                **describe(subject, seconds),
-                "rounds": len(seconds),
-                "seconds": spread(seconds),
-                "ratios": {name: rounds.ratio(subject, other) for name, other in references.items()},
-                "seconds_by_round": seconds,
-            }
-        )
+        seconds, own = rounds.seconds[subject], facts[subject]
+        row = {
+            "kind": kind,
+            "activation": subject.name,
+            "label": subject.label,
+            "kernel": subject.kernel,
+            "is_ours": subject.is_ours,
+            **own,
+            "rounds": len(seconds),
+            "seconds": spread(seconds),
+            "ratios": {name: rounds.ratio(subject, other) for name, other in references.items()},
+            "seconds_by_round": seconds,
+        }
+        if "items_a_step" in own:
+            row["items_a_second"] = spread([own["items_a_step"] / each for each in seconds])
+        rows.append(row)
     return rows

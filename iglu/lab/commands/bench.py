@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import re
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import iglu
 from iglu.lab.bench import drift, pictures, steps, timing
@@ -105,7 +104,6 @@ class BenchFlags:
             _check_device(device)
         if self.markdown is not None:
             find_section(self.markdown, self.section)  # now, not after an hour of measuring
-        self.earlier()
 
     def earlier(self) -> Sitting | None:
         """What to hold the rows against."""
@@ -140,16 +138,14 @@ def elements(text: str) -> int:
     return int(digits) * factor
 
 
-def _advance(progress: Progress, task: TaskID, text: str) -> None:
-    progress.update(task, advance=1, description=text)
-
-
-Prepare = Callable[[Subject], tuple[Block, int]]
-Describe = Callable[[Subject, list[float]], dict[str, Any]]
+Prepare = Callable[[Subject], tuple[Block, int, dict[str, Any]]]
+"""What to time, how many calls of it in a round, and what is to be said of it."""
 
 
 class _Bench:
     """What the flags ask for, measured into the record."""
+
+    tick: Callable[[str], None]  # one block more, and of what
 
     def __init__(self, flags: BenchFlags, record: Sitting, console: Terminal) -> None:
         self.flags, self.record, self.console = flags, record, console
@@ -206,64 +202,45 @@ class _Bench:
         )  # fmt: skip
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task("", total=total)
-            self.tick = functools.partial(_advance, progress, task)
+            self.tick = lambda text: progress.update(task, advance=1, description=text)
             yield
 
     def _operations(self, setting: Setting, everyone: Sequence[Subject], pass_name: str) -> None:
         flags, inputs = self.flags, Inputs.make(setting)
-        found: dict[Subject, dict[str, Any]] = {}
 
-        def prepare(subject: Subject) -> tuple[Block, int]:
+        def prepare(subject: Subject) -> tuple[Block, int, dict[str, Any]]:
             block = timing.block_of(subject, pass_name, inputs, setting.threads)
             block(1)  # compiles, allocates, and shows whether it runs at all
             calls = timing.calls_in_a_block(block(1), flags.iterations, flags.rounds)
             with subject.served():
                 served_by = iglu.explain(inputs.x) if subject.is_ours else None
-            found[subject] = {"served_by": served_by, "calls_a_round": calls}
-            return block, calls
+            what = {"is_pair": subject.is_pair, "statement": subject.statement, "served_by": served_by}
+            where = dataclasses.asdict(setting)
+            return block, calls, {**what, "calls_a_round": calls, **where, "pass": pass_name}
 
-        def describe(subject: Subject, _: list[float]) -> dict[str, Any]:
-            what = {"is_pair": subject.is_pair, "statement": subject.statement}
-            return {**what, **found[subject], **dataclasses.asdict(setting), "pass": pass_name}
-
-        self._measure("operation", everyone, f"{pass_name}, {setting}", prepare, describe)
+        self._measure("operation", everyone, f"{pass_name}, {setting}", prepare)
 
     def _steps(
         self, workload: steps.Workload, everyone: Sequence[Subject], device: str, threads: int
     ) -> None:
-        memory: dict[Subject, dict[str, int]] = {}
-
-        def prepare(contender: Subject) -> tuple[Block, int]:
+        def prepare(contender: Subject) -> tuple[Block, int, dict[str, Any]]:
             self.tick(f"{workload.label}: memory")
             step = steps.TrainingStep(workload, contender, device)
             step()  # the state of the optimizer is there from now on
-            memory[contender] = {"kept_bytes": steps.kept_bytes(step), "peak_bytes": steps.peak_bytes(step)}
-            return step.block(threads), 1
+            what = {"model": workload.name, "model_label": workload.label, "unit": workload.unit}
+            where = {"device": device, "dtype": "float32", "threads": threads}
+            memory = {"kept_bytes": steps.kept_bytes(step), "peak_bytes": steps.peak_bytes(step)}
+            return step.block(threads), 1, {**what, "items_a_step": workload.items, **where, **memory}
 
-        def describe(contender: Subject, seconds: list[float]) -> dict[str, Any]:
-            return {
-                "model": workload.name,
-                "model_label": workload.label,
-                "unit": workload.unit,
-                "items_a_step": workload.items,
-                "device": device,
-                "dtype": "float32",
-                "threads": threads,
-                "items_a_second": timing.spread([workload.items / each for each in seconds]),
-                **memory[contender],
-            }
+        self._measure("training", everyone, workload.label, prepare)
 
-        self._measure("training", everyone, workload.label, prepare, describe)
-
-    def _measure(
-        self, kind: str, everyone: Sequence[Subject], where: str, prepare: Prepare, describe: Describe
-    ) -> None:
+    def _measure(self, kind: str, everyone: Sequence[Subject], where: str, prepare: Prepare) -> None:
         """In interleaved rounds; one that cannot be prepared is told and left out, and what was measured
         until Ctrl-C is kept."""
-        blocks, calls = {}, {}
+        blocks, calls, facts = {}, {}, {}
         for subject in everyone:
             try:
-                blocks[subject], calls[subject] = prepare(subject)
+                blocks[subject], calls[subject], facts[subject] = prepare(subject)
             except Exception as error:  # noqa: PERF203
                 self.record.skip(f"{subject.label}, {subject.kernel}", where, error)
         rounds = Rounds()
@@ -271,7 +248,7 @@ class _Bench:
             for _ in timing.interleave(blocks, calls, self.flags.rounds, rounds):
                 self.tick(where)
         finally:
-            self.record.add(timing.rows_of(kind, rounds, everyone, self.flags.ratios_to, describe))
+            self.record.add(timing.rows_of(kind, rounds, facts, self.flags.ratios_to))
 
 
 def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Sitting:
@@ -325,11 +302,11 @@ def show(record: Sitting, flags: BenchFlags, console: Terminal) -> None:
 
 def show_moved(earlier: Sitting, record: Sitting, console: Terminal) -> bool:
     """Name every ratio that has left its spread; whether there was one."""
-    found = drift.moved(earlier.rows, record.rows)
+    ratios = drift.compared(earlier.rows, record.rows)
+    found = [each for each in ratios if each.has_moved]
     for each in found:
         console.say(f"Moved: {each}")
-    count = drift.compared(earlier.rows, record.rows)
-    console.say(f"{len(found)} of {count} ratios have left their spread since: {earlier.sentence}")
+    console.say(f"{len(found)} of {len(ratios)} ratios have left their spread since: {earlier.sentence}")
     return bool(found)
 
 

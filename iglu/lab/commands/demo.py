@@ -24,7 +24,7 @@ from iglu.lab.console import Terminal
 from iglu.lab.mistakes import check_least, check_writable
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.build import shipped_folders, write_report
-from iglu.lab.report.computed import negative_numbers
+from iglu.lab.report.computed import PRECISIONS, Function, gradient, negative_numbers, signs
 from iglu.lab.results.comparison import Summary, summarise, summary_row, summary_tables
 from iglu.lab.results.tables import Cell, Table, Tone, numbered, terminal
 from iglu.lab.runs import provenance
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     check_writable(flags.out)
     console = Terminal()
     console.rule("1. Right: the gradient in the negative tail")
-    accuracy = [measure_accuracy(name, dtype) for name in get_args(Approximate) for dtype in _DTYPES]
+    accuracy = [measure_accuracy(name, dtype) for name in get_args(Approximate) for dtype in PRECISIONS]
     console.print(terminal(accuracy_table(accuracy)))
     console.rule("2. Fast: forward and backward, in multiples of ReLU's time")
     speed = measure_speed()
@@ -81,8 +81,6 @@ def main(argv: list[str]) -> int:
 
 # -- 1. right --------------------------------------------------------------------------------------
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 def measure_accuracy(approximate: Approximate, dtype: torch.dtype) -> dict[str, Any]:
     """This library and the formula as it is written, beside the truth in double precision, on every
@@ -90,19 +88,15 @@ def measure_accuracy(approximate: Approximate, dtype: torch.dtype) -> dict[str, 
     x = negative_numbers(dtype)
     family = FAMILIES[approximate]
     truth = {"value": family.value(x.double(), 1.0), "gradient": family.slope(x.double(), 1.0)}
+    ways: dict[str, Function] = {
+        "library": lambda x: iglu.iglu(x, 1.0, approximate=approximate),
+        "direct": lambda x: x * family.textbook_gate(x, 1.0),
+    }
     row: dict[str, Any] = {"approximate": approximate, "dtype": str(dtype).removeprefix("torch.")}
-    for who in ("library", "direct"):
-        leaf = x.clone().requires_grad_()
-        y = (
-            iglu.iglu(leaf, 1.0, approximate=approximate)
-            if who == "library"
-            else leaf * family.textbook_gate(leaf, 1.0)
-        )
-        (gradient,) = torch.autograd.grad(y.sum(), leaf)
-        is_wrong = gradient < 0
-        row[f"{who}_wrong_sign_from"] = x[is_wrong].abs().min().item() if is_wrong.any() else None
-        row[f"{who}_value_error"] = _worst_error(y.detach(), truth["value"])
-        row[f"{who}_gradient_error"] = _worst_error(gradient, truth["gradient"])
+    for who, function in ways.items():
+        row[f"{who}_wrong_sign_from"] = signs(function, dtype).negative_from
+        row[f"{who}_value_error"] = _worst_error(function(x), truth["value"])
+        row[f"{who}_gradient_error"] = _worst_error(gradient(function, x), truth["gradient"])
     return row
 
 

@@ -190,7 +190,7 @@ def _show_plan(
             mine[0].last_epoch, len(mine) - len(to_go), len(to_go),
         )  # fmt: skip
         total = math.fsum(to_go)
-        spans = [Cell(_about(time), time) for time in (total / len(to_go), total)] if to_go else [None] * 2
+        spans = [Cell(in_words(time), time) for time in (total / len(to_go), total)] if to_go else [None] * 2
         rows.append((label, *counts, *spans))
     names = ("recipe", "activations", "seeds", "epochs", "done", "to go", "time each", "together")
     title = f"{flags.target}: {len(recipes)} runs"
@@ -209,10 +209,6 @@ def _totals(recipes: Sequence[Recipe], times: dict[Recipe, float], flags: SweepF
         text += f", about {in_words(cores)} of core time, {wall} with --jobs {flags.jobs}"
     missing = len(times) - len(known)
     return text + (f"; the time of {missing} is {UNKNOWN}." if missing else ".")
-
-
-def _about(seconds: float) -> str:
-    return in_words(seconds) if math.isfinite(seconds) else "?"
 
 
 # -- afterwards ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -210,13 +211,8 @@ def _bytes(lines: Iterable[str]) -> Iterator[np.ndarray]:
 
 
 def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    rest = iter(lines)
+    while batch := list(itertools.islice(rest, size)):
         yield batch
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, arange, nn
 from torch.nn import functional as F
 
+from iglu.lab.models import MakeActivation
 from iglu.lab.models.transformer import Block, layer_norm
 
 
@@ -30,9 +30,7 @@ class GPT2Config:
             )
 
 
-def gpt2_block(
-    config: GPT2Config, make_activation: Callable[[], nn.Module] = nn.GELU, norm: bool = True
-) -> Block:
+def gpt2_block(config: GPT2Config, make_activation: MakeActivation, norm: bool = True) -> Block:
     return Block(config, make_activation, norm, bias=True, causal=True, hidden_dropout=False)
 
 
@@ -40,10 +38,7 @@ class GPT2(nn.Module):
     """Token numbers of shape (batch, length) to logits of shape (batch, length, vocabulary)."""
 
     def __init__(
-        self,
-        config: GPT2Config | None = None,
-        make_activation: Callable[[], nn.Module] = nn.GELU,
-        norm: bool = True,
+        self, config: GPT2Config | None = None, make_activation: MakeActivation = nn.GELU, norm: bool = True
     ) -> None:
         super().__init__()
         self.config = config = GPT2Config() if config is None else config

@@ -5,13 +5,15 @@ The names of the parts are those of the usual CIFAR checkpoints, so that a train
 
 from __future__ import annotations
 
+import functools
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from iglu.lab.models import MakeActivation
 
 SHORTCUTS = ("A", "B")
 
@@ -49,7 +51,7 @@ class BasicBlock(nn.Module):
         inputs: int,
         outputs: int,
         stride: int,
-        make_activation: Callable[[], nn.Module],
+        make_activation: MakeActivation,
         norm: bool,
         shortcut: str,
     ) -> None:
@@ -70,17 +72,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, three stages at 1, 2 and 4 times ``width`` channels, global average pooling, a linear head."""
+    """A stem, three stages of 16, 32 and 64 channels, global average pooling, a linear head."""
 
     def __init__(
-        self,
-        depth: int,
-        classes: int = 10,
-        make_activation: Callable[[], nn.Module] = nn.ReLU,
-        *,
-        norm: bool = True,
-        shortcut: str = "B",
-        width: int = 16,
+        self, depth: int, classes: int, make_activation: MakeActivation, norm: bool, shortcut: str
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
@@ -94,13 +89,13 @@ class ResNet(nn.Module):
                 *(BasicBlock(i, outputs, s, make_activation, norm, shortcut) for i, s in shapes)
             )
 
-        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
-        self.bn1 = _norm(width, norm)
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = _norm(16, norm)
         self.act1 = make_activation()
-        self.layer1 = stage(width, width, 1)
-        self.layer2 = stage(width, 2 * width, 2)
-        self.layer3 = stage(2 * width, 4 * width, 2)
-        self.linear = nn.Linear(4 * width, classes)
+        self.layer1 = stage(16, 16, 1)
+        self.layer2 = stage(16, 32, 2)
+        self.layer3 = stage(32, 64, 2)
+        self.linear = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
@@ -112,7 +107,7 @@ class ResNet(nn.Module):
 def resnet(
     depth: int,
     classes: int = 10,
-    make_activation: Callable[[], nn.Module] = nn.ReLU,
+    make_activation: MakeActivation = nn.ReLU,
     norm: bool = True,
     shortcut: str = "B",
 ) -> ResNet:
@@ -121,25 +116,17 @@ def resnet(
     >>> sum(p.numel() for p in resnet(20).parameters()), sum(p.numel() for p in resnet(20, 100).parameters())
     (272474, 278324)
     """
-    return ResNet(depth, classes, make_activation, norm=norm, shortcut=shortcut)
+    return ResNet(depth, classes, make_activation, norm, shortcut)
 
 
-def resnet20(
-    classes: int = 10,
-    make_activation: Callable[[], nn.Module] = nn.ReLU,
-    norm: bool = True,
-    shortcut: str = "B",
-) -> ResNet:
-    """ResNet-20, with 19 places for an activation."""
-    return resnet(20, classes, make_activation, norm, shortcut)
-
+resnet20 = functools.partial(resnet, 20)  # with 19 places for an activation
 
 # How the images of the trained file were normalised, after scaling to [0, 1].
 TRAINED_MEAN = (0.485, 0.456, 0.406)
 TRAINED_STD = (0.229, 0.224, 0.225)
 
 
-def load_trained_resnet20(path: str | Path, make_activation: Callable[[], nn.Module] = nn.ReLU) -> ResNet:
+def load_trained_resnet20(path: str | Path, make_activation: MakeActivation = nn.ReLU) -> ResNet:
     """A ResNet-20 with option A shortcuts and the weights of a CIFAR-10 checkpoint, in evaluation mode.
 
     The file is a dict whose ``state_dict`` names each tensor ``module.<name>``, as data parallel training

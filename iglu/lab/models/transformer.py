@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from iglu.lab.models import MakeActivation
 
 
 class BlockSizes(Protocol):
@@ -50,7 +51,7 @@ class Block(nn.Module):
     def __init__(
         self,
         sizes: BlockSizes,
-        make_activation: Callable[[], nn.Module],
+        make_activation: MakeActivation,
         norm: bool,
         *,
         bias: bool,

@@ -3,12 +3,12 @@ embedding, fixed sinusoidal positions, no bias on queries, keys and values, no f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from iglu.lab.models import MakeActivation
 from iglu.lab.models.transformer import Block, layer_norm
 
 
@@ -52,7 +52,7 @@ class ViT(nn.Module):
         self,
         config: ViTConfig | None = None,
         classes: int = 10,
-        make_activation: Callable[[], nn.Module] = nn.GELU,
+        make_activation: MakeActivation = nn.GELU,
         norm: bool = True,
     ) -> None:
         super().__init__()

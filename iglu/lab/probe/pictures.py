@@ -69,26 +69,22 @@ def draw_hills(hills: Hills, most: int) -> Any:
 
 
 def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
+    """Quantiles of the inputs, in units of their scale, against a Gaussian's; a Gaussian is the diagonal."""
     figure, axes_of = style.panels(list(layers), _PANELS, 4, 3.2, 2.5)
     for name, axis in axes_of.items():
-        _quantiles(axis, layers[name])
+        values = layers[name].sample.sort().values
+        p = (torch.arange(len(values)) + 0.5) / len(values)
+        gaussian = torch.special.ndtri(p.double())
+        cauchy = torch.tan(math.pi * (p.double() - 0.5)) * 0.67449  # with the same quartiles as the Gaussian
+        measured = (values - values.quantile(0.5)) / layers[name].scale
+        axis.plot(gaussian, gaussian, color="black", linestyle="--", linewidth=1, label="Gaussian")
+        axis.plot(gaussian, cauchy, color=style.VERMILION, linestyle=":", label="Cauchy")
+        axis.plot(gaussian, measured, color=style.BLUE, label="inputs")
+        reach = max(4.5, 1.1 * measured.abs().max().item())
+        axis.set_ylim(-reach, reach)
+        axis.set_xlabel("Gaussian quantile", fontsize=7)
     style.legend_below(figure, figure.axes[0], 3, fontsize=8)
     return figure
-
-
-def _quantiles(axis: Any, layer: Layer) -> None:
-    """Quantiles of the inputs, in units of their scale, against a Gaussian's; a Gaussian is the diagonal."""
-    values = layer.sample.sort().values
-    p = (torch.arange(len(values)) + 0.5) / len(values)
-    gaussian = torch.special.ndtri(p.double())
-    cauchy = torch.tan(math.pi * (p.double() - 0.5)) * 0.67449  # with the same quartiles as the Gaussian
-    measured = (values - values.quantile(0.5)) / layer.scale
-    axis.plot(gaussian, gaussian, color="black", linestyle="--", linewidth=1, label="Gaussian")
-    axis.plot(gaussian, cauchy, color=style.VERMILION, linestyle=":", label="Cauchy")
-    axis.plot(gaussian, measured, color=style.BLUE, label="inputs")
-    reach = max(4.5, 1.1 * measured.abs().max().item())
-    axis.set_ylim(-reach, reach)
-    axis.set_xlabel("Gaussian quantile", fontsize=7)
 
 
 def _depth(rows: list[Row]) -> Any:

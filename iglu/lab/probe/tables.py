@@ -120,18 +120,15 @@ def _over_seeds(column: tuple[Cell, ...]) -> Cell:
     return column[0] if len(column) == 1 or not numbers else estimated(estimate(numbers), 2)
 
 
-def tails_of_run(row: Mapping[str, Any]) -> Tails | None:
-    """From an epoch's line, where it has them."""
-    layers = row.get("tails")
-    if not isinstance(layers, Mapping) or not all(isinstance(each, Mapping) for each in layers.values()):
-        return None
-    rows = [{"layer": name, **each} for name, each in layers.items()]
-    return Tails("", {"layers": rows, "first_batch": rows}) if rows else None
+def layers_of_run(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """From an epoch's line, where it has their tails."""
+    tails = row.get("tails")
+    layers = list(tails.values()) if isinstance(tails, Mapping) else []
+    return layers if all(isinstance(each, Mapping) for each in layers) else []
 
 
 def sample_tails(sample: Sample, name: str) -> Estimate | None:
     """A number of every layer ("alpha", "excess"), mean over layers, over the seeds of a sample."""
-    found = [tails_of_run(run.last) for run in sample.runs]
-    values = [mean_of(tails.body["layers"], name) for tails in found if tails is not None]
+    values = [mean_of(layers_of_run(run.last), name) for run in sample.runs]
     known = [value for value in values if math.isfinite(value)]
     return estimate(known) if known else None

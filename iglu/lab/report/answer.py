@@ -49,12 +49,8 @@ class Compared(NamedTuple):
 
 def planned(evidence: Evidence) -> list[Compared]:
     """The settings of a grid, on the seeds that every activation of it has."""
-    plan = evidence.grid.plan
-    assert plan is not None
-    return [
-        Compared(evidence.grid.title, setting, evidence.common(setting), plan.metric, plan.reference)
-        for setting in evidence.samples
-    ]
+    grid, plan = evidence.grid.title, evidence.plan
+    return [Compared(grid, *each, plan.metric, plan.reference) for each in evidence.common.items()]
 
 
 def all_tasks(found: Gathered) -> tuple[Task, ...]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from iglu import zoo
 from iglu.lab import paper
@@ -26,8 +25,8 @@ from iglu.lab.recipes import Recipe, get_recipe
 from iglu.lab.report.answer import published_difference
 from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Judgement, Verdict
-from iglu.lab.report.gather import Evidence, Gathered
-from iglu.lab.report.tables import papers_probe
+from iglu.lab.report.gather import Evidence, Gathered, seeds_of
+from iglu.lab.report.tables import own_probes, papers_probe
 from iglu.lab.results.comparison import Sample, counted, lower_is_better, scale_of, setting_label, setting_of
 from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
 
@@ -46,14 +45,14 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
         *mathematical_claims(),
         *_speed(found),
         *(
-            _compared(
+            _claim(
                 found, text, better, worse, list(map(get_recipe, names)),
                 f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on "
                 "each; accuracy for images, perplexity for text.",
             )
             for text, better, worse, names in _SIGMAS
         ),
-        _compared(
+        _claim(
             found, "IGLU gains on imbalanced data", LOW, "relu", _imbalanced_recipes(),
             f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every "
             "ratio.",
@@ -137,34 +136,22 @@ def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
 # -- two activations in one setting ----------------------------------------------------------------
 
 
-class Compared(NamedTuple):
-    """One activation minus another, signed so that above 0 is better."""
-
-    verdict: Verdict
-    text: str
-
-
 def compare(
     of: Mapping[str, Sample], better: str, worse: str, metric: str, label: str, bound: float | None = None
-) -> Compared:
-    """Whether ``better`` is; with a ``bound``, whether it is better by less than that."""
+) -> tuple[Verdict, str]:
+    """Whether ``better`` is, or with a ``bound``, whether it is better by less than that; and in words."""
     one, other = of.get(better), of.get(worse)
     if one is None or other is None:
         missing = " and ".join(name for name in (better, worse) if name not in of)
-        return Compared(_OPEN, f"{label}: {missing} not run")
+        return _OPEN, f"{label}: {missing} not run"
     lost = [f"{len(each.diverged)} of {each.activation} diverged" for each in (one, other) if each.diverged]
     found = one.minus(other, metric)
     if found is None:
-        return Compared(_OPEN, f"{label}: {', '.join(['no seed in common', *lost])}")
-    signed = -found if lower_is_better(metric) else found
+        return _OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
+    gain = -found if lower_is_better(metric) else found
     text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
-    if bound is None:
-        verdict = side(signed)
-        is_claimed = one.diverged
-    else:
-        verdict = side(-signed, -bound)
-        is_claimed = other.diverged
-    return Compared(_OPEN if verdict == "holds" and is_claimed else verdict, text)
+    verdict, claimed = (side(gain), one) if bound is None else (side(-gain, -bound), other)
+    return _OPEN if verdict == "holds" and claimed.diverged else verdict, text
 
 
 def _label(recipe: Recipe) -> str:
@@ -175,30 +162,34 @@ def _metric(recipe: Recipe) -> str:
     return "perplexity" if recipe.kind == "text" else "test_acc"
 
 
-def _at_full_scale(
+def _claim(
     found: Gathered,
-    one: str,
-    other: str,
+    text: str,
+    better: str,
+    worse: str,
     recipes: Sequence[Recipe],
+    rule: str,
     bounds: Mapping[str, float] | None = None,
-) -> tuple[Verdict, str]:
-    compared = [
-        compare(
-            found.samples.get(setting_of(recipe), {}), one, other, _metric(recipe), _label(recipe),
-            (bounds or {}).get(recipe.name),
-        )
-        for recipe in recipes
-    ]  # fmt: skip
-    gaps = [
-        (recipe, published_difference(setting_of(recipe), one, other, _metric(recipe))) for recipe in recipes
-    ]
-    published = ", ".join(f"{gap:+.2f} ({_label(recipe)})" for recipe, gap in gaps if gap is not None)
-    elsewhere = _elsewhere(found, recipes, one, other)
-    return together([each.verdict for each in compared]), (
-        f"{'; '.join(each.text for each in compared)}."
-        + (f" Published, one run each: {published}." if published else "")
+) -> Claim:
+    """That one activation is better than another on each recipe, or with ``bounds`` by less than those."""
+    verdicts: list[Verdict] = []
+    parts, published = [], []
+    for recipe in recipes:
+        setting, metric, label = setting_of(recipe), _metric(recipe), _label(recipe)
+        of, bound = found.samples.get(setting, {}), (bounds or {}).get(recipe.name)
+        verdict, told = compare(of, better, worse, metric, label, bound)
+        verdicts.append(verdict)
+        parts.append(told)
+        gap = published_difference(setting, better, worse, metric)
+        published += [] if gap is None else [f"{gap:+.2f} ({label})"]
+    elsewhere = _elsewhere(found, recipes, better, worse)
+    evidence = (
+        f"{'; '.join(parts)}."
+        + (f" Published, one run each: {', '.join(published)}." if published else "")
         + (f" Other runs, not counted: {elsewhere}." if elsewhere else "")
     )
+    reduced = _reduced(found, text, is_bounded=bounds is not None)
+    return Claim(text, together(verdicts), evidence, rule, reduced)
 
 
 def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
@@ -206,73 +197,56 @@ def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str)
     the paper's nor planned."""
     kinds = tuple({recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes})
     counted = {setting_of(recipe) for recipe in recipes}
-    counted |= {setting for evidence in found.evidence for setting in evidence.samples}
+    counted |= {setting for each in found.evidence for setting in each.samples}
     parts = []
     for setting, of in found.samples.items():
         is_alike = setting.model.startswith(kinds) and (setting.ratio > 1 or recipes[0].ratio == 1)
         if setting not in counted and is_alike and {one, other} <= of.keys():
-            parts.append(compare(of, one, other, _metric(setting), setting_label(setting)).text)
+            parts.append(compare(of, one, other, _metric(setting), setting_label(setting))[1])
     return "; ".join(parts)
 
 
 # -- at the reduced scale --------------------------------------------------------------------------
 
 
-def _planned(found: Gathered, text: str) -> list[tuple[Evidence, Recipe, dict[str, Sample]]]:
-    """The settings of the grids that were planned for a claim, on the seeds that every activation has."""
-    return [
-        (evidence, setting, evidence.common(setting))
-        for evidence in found.evidence
-        if evidence.grid.plan is not None and text in evidence.grid.plan.claims
-        for setting in evidence.samples
-    ]
+def _planned(found: Gathered, text: str) -> list[tuple[Evidence, Recipe]]:
+    """The settings of the grids that were planned for a claim."""
+    return [(each, setting) for each in found.evidence if text in each.plan.claims for setting in each.common]
 
 
-def _reduced(found: Gathered, text: str, *, is_bounded: bool = False) -> Judgement | None:
+def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | None:
     """By the comparison of each plan; ``is_bounded``: by less than the spread of one run."""
     verdicts: list[Verdict] = []
     scales, parts = [], []
-    for evidence, setting, of in _planned(found, text):
-        plan = evidence.grid.plan
-        assert plan is not None
+    for evidence, setting in _planned(found, text):
+        plan, of = evidence.plan, evidence.common[setting]
         better, worse = plan.claims[text]
         bound = plan.spread if is_bounded else None
-        compared = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
-        verdicts.append(compared.verdict)
+        verdict, told = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
+        verdicts.append(verdict)
         scales.append(_scale(evidence, setting, of))
-        parts.append(compared.text + _power(evidence, of))
+        parts.append(told + _power(of, plan.metric))
     if not verdicts:
         return None
     return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.")
 
 
 def _scale(evidence: Evidence, setting: Recipe, of: Mapping[str, Sample]) -> str:
-    seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
-    planned = len(evidence.grid.seeds)
+    seeds, planned = seeds_of(of), len(evidence.grid.seeds)
     return scale_of(setting, seeds) + (f" of {planned} planned" if seeds < planned else "")
 
 
-def _power(evidence: Evidence, of: Mapping[str, Sample]) -> str:
+def _power(of: Mapping[str, Sample], metric: str) -> str:
     """What so many seeds can show at the spread seen."""
-    plan = evidence.grid.plan
-    assert plan is not None
-    found = [each.estimate(plan.metric) for each in of.values()]
-    spreads = [each.deviation for each in found if each is not None and each.has_interval]
+    found = [each for sample in of.values() if (each := sample.estimate(metric)) is not None]
+    spreads = [each.deviation for each in found if each.has_interval]
     if not spreads:
         return ""
-    spread, seeds = statistics.fmean(spreads), min(each.size for each in found if each is not None)
+    spread, seeds = statistics.fmean(spreads), min(each.size for each in found)
     return f"; one run spreads by {spread:.2f}, so that {smallest_difference(seeds, spread):.2f} can be seen"
 
 
 # -- the claims ------------------------------------------------------------------------------------
-
-
-def _compared(
-    found: Gathered, text: str, better: str, worse: str, recipes: Sequence[Recipe], rule: str
-) -> Claim:
-    """By the rule, and with a 95% interval of the difference, paired by seed, that excludes 0."""
-    verdict, evidence = _at_full_scale(found, better, worse, recipes)
-    return Claim(text, verdict, evidence, rule, _reduced(found, text))
 
 
 def _imbalanced_recipes() -> list[Recipe]:
@@ -283,8 +257,7 @@ def _imbalanced_recipes() -> list[Recipe]:
 def _growing_with_imbalance(found: Gathered) -> Claim:
     """The slope of the gain over log10 of the ratio, seed by seed."""
     text = "IGLU's gains grow with the imbalance"
-    recipes = _imbalanced_recipes()
-    full = {recipe.ratio: found.samples.get(setting_of(recipe), {}) for recipe in recipes}
+    full = {recipe.ratio: found.samples.get(setting_of(recipe), {}) for recipe in _imbalanced_recipes()}
     verdict, evidence = _slopes(full, LOW, "relu", "test_acc")
     rule = (
         f"the gain of {LOW} over ReLU rises with log10 of the ratio; the mean slope over seeds has a 95% "
@@ -299,20 +272,18 @@ def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
     planned = _planned(found, text)
     if not planned:
         return None
-    evidence, setting, _ = planned[0]
-    plan = evidence.grid.plan
-    assert plan is not None
+    evidence, setting = planned[0]
     alike = {
-        other.ratio: (each, each.common(other))
+        other.ratio: of
         for each in found.evidence
-        for other in each.samples
+        for other, of in each.common.items()
         if other.kind == setting.kind and other.replace(ratio=setting.ratio) == setting
     }
-    by_ratio = dict(sorted((ratio, of) for ratio, (_, of) in alike.items()))
-    verdict, evidence_text = _slopes(by_ratio, *plan.claims[text], plan.metric)
-    scale = _scale(evidence, setting, by_ratio[setting.ratio])
+    by_ratio = {ratio: alike[ratio] for ratio in sorted(alike)}
+    verdict, told = _slopes(by_ratio, *evidence.plan.claims[text], evidence.plan.metric)
     ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
-    return Judgement(verdict, f"{scale}, at ratios {ratios}", evidence_text)
+    scale = _scale(evidence, setting, by_ratio[setting.ratio])
+    return Judgement(verdict, f"{scale}, at ratios {ratios}", told)
 
 
 def _slopes(
@@ -347,14 +318,13 @@ def _learnable(found: Gathered) -> Claim:
     recipes = [recipe for table in tables for recipe in table.recipes]
     noise = {name: float(spread) for name, spread in paper.paper()["noise"].items()}
     bounds = {recipe.name: noise.get(recipe.name, _spread_here(found, recipe)) for recipe in recipes}
-    verdict, evidence = _at_full_scale(found, START, HIGH, recipes, bounds)
     known = ", ".join(f"{noise[name]:g} points for the authors' {name}" for name in bounds if name in noise)
     rule = (
         f"the 95% interval of {START} minus {HIGH}, paired by seed, ends below the standard deviation of one "
         f"run, on each ({known}, elsewhere that of {HIGH} here over seeds; that of its plan for a reduced "
         "grid)."
     )
-    return Claim(text, verdict, evidence, rule, _reduced(found, text, is_bounded=True))
+    return _claim(found, text, START, HIGH, recipes, rule, bounds)
 
 
 def _spread_here(found: Gathered, recipe: Recipe) -> float:
@@ -380,13 +350,9 @@ def _tails(found: Gathered) -> Claim:
             probe = papers_probe(row, found.probes)
             networks[row.model] = None if probe is None else probe.excess
     verdict, evidence = _heavier(networks)
-    counted = [papers_probe(row, found.probes) for row in paper.table5()]
-    own = [
-        f"{each.name} {each.excess.span()}"
-        for each in found.probes
-        if math.isfinite(each.excess.value) and not any(each is other for other in counted)
-    ]
-    others = f" Other networks, not counted: {'; '.join(own)}." if own else ""
+    own = [each for each in own_probes(found) if math.isfinite(each.excess.value)]
+    told = "; ".join(f"{each.name} {each.excess.span()}" for each in own)
+    others = f" Other networks, not counted: {told}." if own else ""
     return Claim(text, verdict, evidence + others, rule, _reduced_tails(found))
 
 
@@ -411,15 +377,14 @@ def _reduced_tails(found: Gathered) -> Judgement | None:
     networks: dict[str, Estimate | None] = {}
     scales = []
     for evidence in found.evidence:
-        for setting in evidence.samples:
-            name = "relu" if setting.kind == "images" else "gelu"
-            sample = evidence.common(setting).get(name)
+        for setting, of in evidence.common.items():
+            sample = of.get("relu" if setting.kind == "images" else "gelu")
             excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
             if excess is not None:
                 networks[f"{setting.model} on {_label(setting)}"] = excess
-                scales.append(_scale(evidence, setting, evidence.common(setting)))
-    kinds = {network.startswith("resnet") for network in networks}
+                scales.append(_scale(evidence, setting, of))
     if not networks:
         return None
-    verdict, evidence_text = _heavier(networks)
-    return Judgement(verdict if kinds == {True, False} else _OPEN, "; ".join(scales), evidence_text)
+    kinds = {network.startswith("resnet") for network in networks}
+    verdict, told = _heavier(networks)
+    return Judgement(verdict if kinds == {True, False} else _OPEN, "; ".join(scales), told)

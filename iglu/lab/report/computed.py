@@ -75,11 +75,8 @@ class Signs(NamedTuple):
 def signs(function: Function, dtype: torch.dtype) -> Signs:
     x = negative_numbers(dtype)
     slope = gradient(function, x)
-    wrong, zero = x[slope < 0].abs(), x[slope == 0].abs()
-    return Signs(
-        wrong.min().item() if len(wrong) else None,
-        zero.min().item() if len(zero) else None,
-    )
+    least = (x[chosen].abs().min().item() if chosen.any() else None for chosen in (slope < 0, slope == 0))
+    return Signs(*least)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,6 +4,7 @@ as a page."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -122,15 +123,15 @@ class Curve:
 class Report:
     """Everything that was found, in the order in which it is shown."""
 
-    tables: tuple[Table, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    figures: tuple[Figure, ...] = ()
-    tasks: tuple[Task, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    sigmas: tuple[Curve, ...] = ()
-    probes: tuple[Tails, ...] = ()
-    sources: tuple[str, ...] = ()  # what was read, with its provenance, a line each
-    complaints: tuple[str, ...] = ()  # what could not be read
+    tables: Sequence[Table] = ()
+    claims: Sequence[Claim] = ()
+    figures: Sequence[Figure] = ()
+    tasks: Sequence[Task] = ()
+    curves: Sequence[Curve] = ()
+    sigmas: Sequence[Curve] = ()
+    probes: Sequence[Tails] = ()
+    sources: Sequence[str] = ()  # what was read, with its provenance, a line each
+    complaints: Sequence[str] = ()  # what could not be read
     provenance: dict[str, Any] = field(default_factory=dict)  # of the report itself
 
     def count(self, verdict: Verdict) -> int:

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from iglu.lab.recipes import Recipe
 from iglu.lab.report.content import Curve
-from iglu.lab.results.comparison import Sample, is_number, setting_label
+from iglu.lab.report.gather import Samples
+from iglu.lab.results.comparison import Sample, is_number, lower_is_better, setting_label
 from iglu.lab.results.statistics import estimate
 
 CURVED = ("train_loss", "test_loss", "test_acc", "perplexity")
-_PERCENT = "test_acc"  # and its parts
 
 Row = Mapping[str, Any]
+Value = Callable[[str, Row], Any]
+"""Of a metric or a layer by its name, in the line of an epoch."""
 
 
-def curves(samples: Mapping[Recipe, Mapping[str, Sample]]) -> tuple[Curve, ...]:
+def curves(samples: Samples) -> tuple[Curve, ...]:
     """Of every recipe, activation and metric: the runs that are in its mean, and no others."""
-    return tuple(
-        curve
-        for setting, of in samples.items()
-        for sample in of.values()
-        for metric in CURVED
-        for curve in _curve(setting_label(setting), sample, metric, operator.methodcaller("get", metric))
-    )
+    return _curves(samples, lambda sample: CURVED, lambda name, row: row.get(name))
 
 
-def learned_sigmas(samples: Mapping[Recipe, Mapping[str, Sample]]) -> tuple[Curve, ...]:
+def learned_sigmas(samples: Samples) -> tuple[Curve, ...]:
     """Of every activation that learns its sigma, a curve a layer; of a sigma a channel, their mean."""
-    return tuple(
-        curve
-        for setting, of in samples.items()
-        for sample in of.values()
-        for layer in _layers(sample)
-        for curve in _curve(setting_label(setting), sample, layer, functools.partial(_sigma, layer))
-    )
+    return _curves(samples, _layers, _sigma)
+
+
+def _curves(samples: Samples, names: Callable[[Sample], Iterable[str]], value: Value) -> tuple[Curve, ...]:
+    every = (sample for of in samples.values() for sample in of.values())
+    return tuple(curve for sample in every for name in names(sample) for curve in _curve(sample, name, value))
 
 
 def _layers(sample: Sample) -> Iterable[str]:
@@ -54,10 +46,10 @@ def _sigma(layer: str, row: Row) -> float | None:
     return statistics.fmean(values) if values and all(map(is_number, values)) else None
 
 
-def _curve(recipe: str, sample: Sample, name: str, value: Callable[[Row], Any]) -> Iterator[Curve]:
+def _curve(sample: Sample, name: str, value: Value) -> Iterator[Curve]:
     """Over the epochs that every seed has: a band whose seeds change on the way would jump."""
     by_seed = [
-        {row["epoch"]: float(value(row)) for row in run.history if is_number(value(row))}
+        {row["epoch"]: float(found) for row in run.history if is_number(found := value(name, row))}
         for run in sample.runs
     ]
     epochs = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
@@ -71,7 +63,8 @@ def _curve(recipe: str, sample: Sample, name: str, value: Callable[[Row], Any]) 
     ]
     means = tuple(each.value for each in found)
     low, high = zip(*ends, strict=True)
-    yield Curve(recipe, sample.activation, name, tuple(map(float, epochs)), means, low, high, len(by_seed))
+    recipe, shown = setting_label(sample.setting), tuple(map(float, epochs))
+    yield Curve(recipe, sample.activation, name, shown, means, low, high, len(by_seed))
 
 
 def bounds(metric: str) -> tuple[float, float]:
@@ -80,6 +73,6 @@ def bounds(metric: str) -> tuple[float, float]:
     >>> bounds("test_acc_few"), bounds("test_loss"), bounds("layer1.act")
     ((0.0, 100.0), (0.0, inf), (-inf, inf))
     """
-    if metric.startswith(_PERCENT):
+    if not lower_is_better(metric):  # a share
         return 0.0, 100.0
     return (0.0 if metric in CURVED else -math.inf), math.inf

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from iglu.lab.results.comparison import Sample, distinct, is_number, samples
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.provenance import sentence_of
 from iglu.lab.runs.record import read_into, run_files
-from iglu.lab.sweep.grid import Grid, read_grid
+from iglu.lab.sweep.grid import Grid, Plan, read_grid
+
+Samples = Mapping[Recipe, Mapping[str, Sample]]
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,18 @@ class Evidence:
     """A grid that was planned before it was run, and the samples of it."""
 
     grid: Grid
-    samples: dict[Recipe, dict[str, Sample]]
+    plan: Plan
+    samples: Samples
 
-    def common(self, setting: Recipe) -> dict[str, Sample]:
+    @functools.cached_property
+    def common(self) -> Samples:
         """On the seeds that every activation has: of a grid that was stopped early, fewer than planned."""
-        of = self.samples[setting]
+        return {setting: self._common(of) for setting, of in self.samples.items()}
+
+    def _common(self, of: Mapping[str, Sample]) -> dict[str, Sample]:
         seeds = [{run.recipe.seed for run in (*each.runs, *each.diverged)} for each in of.values()]
-        common = set.intersection(*seeds) if len(of) == len(self.activations) else set()
+        is_whole = len(of) == len({recipe.activation for recipe in self.grid.recipes})
+        common = set.intersection(*seeds) if is_whole else set()
         return {
             name: replace(
                 each,
@@ -47,84 +54,75 @@ class Evidence:
             for name, each in of.items()
         }
 
-    @property
-    def activations(self) -> set[str]:
-        return {recipe.activation for recipe in self.grid.recipes}
+
+def seeds_of(of: Mapping[str, Sample]) -> int:
+    """How many every activation has."""
+    return min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gathered:
     """What was found, the same run once."""
 
-    sittings: tuple[Sitting, ...] = ()
-    runs: tuple[Run, ...] = ()
-    probes: tuple[Tails, ...] = ()
-    grids: tuple[Grid, ...] = ()
-    sources: tuple[str, ...] = ()
-    complaints: tuple[str, ...] = ()
-    repeats: tuple[Repeat, ...] = ()
+    sittings: list[Sitting] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    probes: list[Tails] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
 
     @functools.cached_property
-    def samples(self) -> dict[Recipe, dict[str, Sample]]:
+    def samples(self) -> Samples:
         return samples(self.runs)
 
     @functools.cached_property
-    def evidence(self) -> tuple[Evidence, ...]:
+    def evidence(self) -> list[Evidence]:
         """Of the planned grids, those of which something was run."""
         found = []
         for grid in self.grids:
             names = {recipe.folder_name for recipe in grid.runs}
             mine = [run for run in self.runs if run.name in names]
-            if mine:
-                found.append(Evidence(grid, samples(mine)))
-        return tuple(found)
+            if mine and grid.plan is not None:
+                found.append(Evidence(grid, grid.plan, samples(mine)))
+        return found
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read all folders, each file once however they overlap."""
-    complaints = [f"{folder} is not a folder" for folder in folders if not folder.exists()]
-    sittings: list[Sitting] = []
-    runs: list[Run] = []
-    probes: list[Tails] = []
-    grids: list[Grid] = []
-    sources: list[str] = []
+    found = Gathered(complaints=[f"{folder} is not a folder" for folder in folders if not folder.exists()])
+    everything: list[Run] = []
     tops: dict[Path, Path] = {}
-
-    def read(path: Path) -> None:
-        if path.name in FILES:
-            sittings.append(read_sitting(path, complaints))
-            sources.append(f"{path}: {len(sittings[-1].rows)} rows; {sittings[-1].sentence}")
-        elif path.name == PROBE_FILE:
-            probes.append(_probe(path))
-            body = probes[-1].body
-            sources.append(f"{path}: {len(body['layers'])} layers; {sentence_of(body.get('provenance'))}")
-        elif path.suffix == ".toml":
-            grids.append(read_grid(str(path)))
-        else:
-            read_into(path, runs, complaints)
-
     for top, path in _files(folders):
         tops[path] = top
-        with complaining(complaints, path):
-            read(path)
-    sources += _run_sources(runs, tops)
-    different = distinct(runs)
-    repeats = repeated(runs)
-    copies = len(runs) - len(different) - len(repeats)
+        with complaining(found.complaints, path):
+            if path.name in FILES:
+                sitting = read_sitting(path, found.complaints)
+                found.sittings.append(sitting)
+                found.sources.append(f"{path}: {len(sitting.rows)} rows; {sitting.sentence}")
+            elif path.name == PROBE_FILE:
+                probe = _probe(path)
+                found.probes.append(probe)
+                sentence = sentence_of(probe.body.get("provenance"))
+                found.sources.append(f"{path}: {len(probe.body['layers'])} layers; {sentence}")
+            elif path.suffix == ".toml":
+                found.grids.append(read_grid(str(path)))
+            else:
+                read_into(path, everything, found.complaints)
+    found.sources += _run_sources(everything, tops)
+    found.runs, found.repeats = distinct(everything), repeated(everything)
+    again = len(found.repeats)
+    copies = len(everything) - len(found.runs) - again
     if copies:
-        sources.append(f"{copies} runs were found more than once and count once")
-    if repeats:
-        sources.append(f"{len(repeats)} runs were made again: they count once, and see how well they agree")
-    left = sum(not run.is_whole and run.status != "diverged" for run in different)
+        found.sources.append(f"{copies} runs were found more than once and count once")
+    if again:
+        found.sources.append(f"{again} runs were made again: they count once, and see how well they agree")
+    left = sum(not run.is_whole and run.status != "diverged" for run in found.runs)
     if left:
-        complaints.append(f"{left} of {len(different)} runs have epochs to go and are in no mean")
-    recipes = {run.name: run.recipe for run in different}
-    known = [each._replace(recipe=each.recipe or recipes.get(each.name)) for each in probes]
-    planned = [grid for grid in grids if grid.plan is not None]
-    return Gathered(
-        tuple(sittings), tuple(different), tuple(known), tuple(planned), tuple(sources), tuple(complaints),
-        tuple(repeats),
-    )  # fmt: skip
+        found.complaints.append(f"{left} of {len(found.runs)} runs have epochs to go and are in no mean")
+    recipes = {run.name: run.recipe for run in found.runs}
+    found.probes = [each._replace(recipe=each.recipe or recipes.get(each.name)) for each in found.probes]
+    return found
 
 
 def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
@@ -147,12 +145,12 @@ def _run_sources(runs: Sequence[Run], tops: Mapping[Path, Path]) -> list[str]:
         is_recorded = run.folder in tops
         top = run.folder if is_recorded else tops[run.folder / "recipe.json"]
         lines.setdefault((str(top), sentence_of(run.provenance)), []).append(run)
-    return [f"{top}: {_statuses(found)}; {sentence}" for (top, sentence), found in lines.items()]
-
-
-def _statuses(runs: Sequence[Run]) -> str:
-    counts = Counter(run.status for run in runs)
-    return f"{len(runs)} runs ({', '.join(f'{count} {status}' for status, count in counts.items())})"
+    sources = []
+    for (place, sentence), found in lines.items():
+        counts = Counter(run.status for run in found)
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+        sources.append(f"{place}: {len(found)} runs ({statuses}); {sentence}")
+    return sources
 
 
 # -- probes ----------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def _finite(value: Any) -> Any:
 def _readable(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    return str(value) if not isinstance(value, Mapping | list | tuple) else json.dumps(value, default=str)
+    return str(value)
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -6,14 +6,16 @@ of the grid nearest to its suggestion is taken, and what that gained over sigma 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from iglu import zoo
-from iglu.lab.probe.tables import tails_of_run
+from iglu.lab.probe.tables import layers_of_run
 from iglu.lab.recipes import Recipe
+from iglu.lab.report.answer import planned
 from iglu.lab.report.gather import Evidence
 from iglu.lab.results.comparison import Sample, digits_of, is_number, lower_is_better, setting_label
 from iglu.lab.results.statistics import Estimate, estimate
@@ -45,20 +47,15 @@ class Network(NamedTuple):
 
 def networks(evidence: Iterable[Evidence]) -> Iterator[Network]:
     """Those whose grid has sigma = 1 and another, on the seeds that every activation has."""
-    for each in evidence:
-        plan = each.grid.plan
-        if plan is None:
-            continue
-        for setting in each.samples:
-            of = each.common(setting)
-            values = {
-                spec.sigma: sample.values(plan.metric)
-                for name, sample in of.items()
-                if (spec := zoo.parse(name)).name == "iglu" and not spec.learnable and spec.sigma is not None
-            }
-            whole = {sigma: found for sigma, found in values.items() if found}
-            if USUAL in whole and len(whole) > 1 and plan.reference in of:
-                yield _network(setting, plan.metric, whole, of[plan.reference])
+    for _, setting, of, metric, reference in itertools.chain(*map(planned, evidence)):
+        values = {
+            spec.sigma: found
+            for name, sample in of.items()
+            if (spec := zoo.parse(name)).name == "iglu" and not spec.learnable and spec.sigma is not None
+            and (found := sample.values(metric))
+        }  # fmt: skip
+        if USUAL in values and len(values) > 1 and reference in of:
+            yield _network(setting, metric, values, of[reference])
 
 
 def _network(
@@ -100,11 +97,10 @@ def _network(
 
 def suggested_sigma(rule: str, run: Run) -> float | None:
     """By a rule that goes by tails, from the last line of a run; None where that has none."""
-    found = tails_of_run(run.last)
     names = ("excess", "excess_low", "excess_high", "scale")
     layers = [
         suggestions.Evidence(**{name: row[name] for name in names})
-        for row in (found.body["layers"] if found is not None else ())
+        for row in layers_of_run(run.last)
         if all(is_number(row.get(name)) and row[name] > 0 for name in names)
     ]
     return suggestions.sigma_of_model(rule, layers).sigma if layers else None

@@ -17,7 +17,7 @@ from iglu.lab.probe.tables import Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.answer import compared, planned
 from iglu.lab.report.content import LEVEL
-from iglu.lab.report.gather import Evidence, Gathered
+from iglu.lab.report.gather import Evidence, Gathered, Samples, seeds_of
 from iglu.lab.report.replication import replication_table
 from iglu.lab.report.sigmas import rules_table
 from iglu.lab.results.comparison import (
@@ -32,8 +32,6 @@ from iglu.lab.results.comparison import (
     setting_of,
 )
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
-
-Samples = Mapping[Recipe, Mapping[str, Sample]]
 
 _OURS_NOTE = (
     "Ours: runs of the paper's own recipe, mean over seeds ± the 95% t-interval, of the last epoch; in "
@@ -54,11 +52,7 @@ def all_tables(found: Gathered) -> tuple[Table, ...]:
     own = [
         _own_run_table(setting, of, f"own{number}") for number, (setting, of) in enumerate(left.items(), 1)
     ]
-    others = [
-        each
-        for each in found.probes
-        if not any(each is papers_probe(row, found.probes) for row in paper.table5())
-    ]
+    others = own_probes(found)
     steps = [table for sitting in found.sittings for table in step_tables(sitting)]
     return (
         table1(found.sittings),
@@ -211,7 +205,7 @@ def _planned_tables(evidence: Evidence) -> Iterator[Table]:
     differences = compared(group)
     for number, (grid, setting, of, metric, reference) in enumerate(group, start=1):
         found = {one.activation: one for one in differences[setting]}
-        seeds = min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
+        seeds = seeds_of(of)
         rows = []
         for name, each in of.items():
             one = found.get(name)
@@ -239,12 +233,15 @@ def _planned_tables(evidence: Evidence) -> Iterator[Table]:
 
 def papers_probe(row: paper.TailRow, probes: Iterable[Tails]) -> Tails | None:
     """The probe of a network of Table 5, of its own recipe."""
-    fitting = (each for each in probes if each.recipe is not None and _is_row(each.recipe, row))
-    return next(fitting, None)
+    wanted = row.recipe.replace(seed=0).identity()
+    known = ((each, each.recipe) for each in probes if each.recipe is not None)
+    return next((each for each, recipe in known if recipe.replace(seed=0).identity() == wanted), None)
 
 
-def _is_row(recipe: Recipe, row: paper.TailRow) -> bool:
-    return recipe.replace(seed=0).identity() == row.recipe.replace(seed=0).identity()
+def own_probes(found: Gathered) -> list[Tails]:
+    """Those that Table 5 does not show."""
+    shown = [papers_probe(row, found.probes) for row in paper.table5()]
+    return [each for each in found.probes if not any(each is other for other in shown)]
 
 
 def reduced_tails(row: paper.TailRow, samples: Samples) -> Sample | None:

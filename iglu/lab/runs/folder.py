@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from iglu.lab.mistakes import MistakeError, complaining
-from iglu.lab.recipes import Recipe
+from iglu.lab.recipes import Recipe, is_short_number
 from iglu.lab.runs import provenance
 from iglu.lab.storage import remove_unfinished, write_json, write_json_lines
 
@@ -201,9 +201,8 @@ def _is_epoch(row: Any, number: int) -> bool:
 
 
 def _is_fit(name: str, value: Any) -> bool:
-    is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
     is_metric = name in (*_METRICS_OF_AN_EPOCH, *TIMINGS) or name.startswith(("test_", "train_", "bits_"))
-    return is_number or not (is_metric or isinstance(value, int))
+    return is_short_number(value) or not (is_metric or isinstance(value, int))
 
 
 def _json(path: Path) -> Any:

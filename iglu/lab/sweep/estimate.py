@@ -43,9 +43,11 @@ def wall_seconds(seconds: Iterable[float], jobs: int) -> float:
 
 def in_words(seconds: float) -> str:
     """
-    >>> in_words(5400), in_words(40), in_words(400_000)
-    ('1.5 h', '40 s', '111 h')
+    >>> in_words(5400), in_words(40), in_words(400_000), in_words(math.nan)
+    ('1.5 h', '40 s', '111 h', '?')
     """
+    if math.isnan(seconds):
+        return "?"
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -7,7 +7,6 @@ keeps no state of its own and goes on after anything, also with more seeds or ac
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +16,8 @@ from iglu.lab import paper
 from iglu.lab.mistakes import MistakeError, as_mistakes, complaining, unknown
 from iglu.lab.recipes import Recipe, check_field, checked, get_recipe
 from iglu.lab.runs.folder import RECIPE, Run, read_run
+from iglu.lab.storage import read_toml
 from iglu.lab.training.tasks import MODELS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TABLES = (*(f"table{number}" for number in paper.RUN_TABLES), "table5")
 SEEDS = 5  # where nothing else is said
@@ -87,10 +82,10 @@ def _table5() -> Grid:
 
 def _from_file(path: Path) -> Grid:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MistakeError(f"There is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise MistakeError(f"{path} is not TOML: {error}") from error
     try:
         return _from_content(content, path.stem)

@@ -25,6 +25,7 @@ from iglu.lab.data import augment, cache_folder, data_folder, text
 from iglu.lab.data.longtail import SHOTS, class_weights, long_tailed, shot_of
 from iglu.lab.data.sets import IMAGE_SETS
 from iglu.lab.mistakes import MistakeError, as_mistakes, unknown
+from iglu.lab.models import MakeActivation
 from iglu.lab.models.gpt2 import GPT2, GPT2Config
 from iglu.lab.models.resnet import resnet
 from iglu.lab.models.vit import ViT, ViTConfig
@@ -33,7 +34,7 @@ from iglu.lab.runs.folder import Run
 from iglu.lab.training.checkpoint import newest_checkpoint
 
 # Of images: called with the number of classes, make_activation, and whether there is normalisation.
-MakeImageModel = Callable[[int, Callable[[], nn.Module], bool], nn.Module]
+MakeImageModel = Callable[[int, MakeActivation, bool], nn.Module]
 
 # A network of images by what makes it, a transformer by its sizes, of which the data decides some.  Those
 # the paper does not have are for small machines.

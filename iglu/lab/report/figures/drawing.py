@@ -41,9 +41,8 @@ def panels(figure: Any) -> tuple[Panel, ...]:
 def _series(axis: Any, line: Any) -> dict[str, Any]:
     label = str(line.get_label())
     marker = "" if line.get_marker() == "None" else str(line.get_marker())
-    x, y = (
-        _across(axis, line) if line.get_transform() != axis.transData else _points(axis, line, bool(marker))
-    )
+    is_across = line.get_transform() != axis.transData  # from one side of the axes to the other
+    x, y = (axis.get_xlim(), line.get_ydata()) if is_across else _points(axis, line, bool(marker))
     return {
         "label": "" if label.startswith("_") else _plain(label),
         "x": list(map(_rounded, x)),
@@ -54,12 +53,7 @@ def _series(axis: Any, line: Any) -> dict[str, Any]:
     }
 
 
-def _across(axis: Any, line: Any) -> tuple[Iterable[float], Iterable[float]]:
-    """From one side of the axes to the other."""
-    return axis.get_xlim(), line.get_ydata()
-
-
-def _points(axis: Any, line: Any, is_marked: bool) -> tuple[Iterable[float], Iterable[float]]:
+def _points(axis: Any, line: Any, is_marked: bool) -> Iterable[Iterable[float]]:
     """Those that lie on the axes, and of a line without marks as many as it takes to draw it."""
     from matplotlib.path import Path
 
@@ -72,8 +66,7 @@ def _points(axis: Any, line: Any, is_marked: bool) -> tuple[Iterable[float], Ite
         # On the paper, for a logarithm is no part of a path's own transform.
         path: Any = Path(axis.transData.transform(points)).cleaned(simplify=True)
         points = axis.transData.inverted().transform(path.vertices[path.codes != Path.STOP]).tolist()
-    x, y = zip(*points, strict=True) if points else ((), ())
-    return x, y
+    return zip(*points, strict=True) if points else ((), ())
 
 
 def _rounded(value: float) -> float:

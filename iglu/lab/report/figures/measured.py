@@ -12,6 +12,7 @@ from iglu import zoo
 from iglu.lab.bench.pictures import draw_sizes
 from iglu.lab.bench.sittings import Timing, grouped
 from iglu.lab.probe.pictures import draw_hills
+from iglu.lab.report.answer import SHOTS
 from iglu.lab.report.content import Curve
 from iglu.lab.report.curves import CURVED, bounds
 from iglu.lab.report.figures.drawing import Drawing
@@ -22,7 +23,6 @@ from iglu.lab.results.style import axes, legend_below, line, names_down
 _MOST_LINES = 12  # of curves in one picture
 _MOST_OF_A_KIND = 6
 _PANELS = 6  # Hill plots of so many layers, spread over the depth
-_SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
 
 def measured_figures(found: Gathered, curves: Sequence[Curve]) -> Iterator[Drawing]:
@@ -118,7 +118,7 @@ def _keep_to_means(axis: Any, curves: Sequence[Curve]) -> None:
 
 def _all_shots(found: Gathered) -> Iterator[Drawing]:
     for setting, of in found.samples.items():
-        chosen = {name: each for name, each in of.items() if all(each.values(metric) for metric in _SHOTS)}
+        chosen = {name: each for name, each in of.items() if all(each.values(metric) for metric in SHOTS)}
         if chosen:
             yield Drawing(
                 _key(f"shots-{setting_label(setting)}"),
@@ -131,7 +131,7 @@ def _all_shots(found: Gathered) -> Iterator[Drawing]:
 
 def _draw_shots(chosen: dict[str, Sample]) -> Any:
     figure, grid = axes(1, 3, 8.2, 1.2 + 0.26 * len(chosen), sharey=True)
-    for axis, name in zip(grid[0], _SHOTS, strict=True):
+    for axis, name in zip(grid[0], SHOTS, strict=True):
         for place, (activation, sample) in enumerate(chosen.items()):
             found = sample.estimate(name)
             if found is None:

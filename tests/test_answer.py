@@ -194,6 +194,13 @@ def test_a_run_made_again_is_a_repeat_and_a_copy_is_none() -> None:
     assert cells["standard deviation between seeds"].number == pytest.approx(1.0)
 
 
+def test_repeats_without_a_number_have_a_line_that_says_how_many_they_are() -> None:
+    found = repeated([run_of(LT, {"test_acc": math.nan}, date=day) for day in ("today", "tomorrow")])
+    headers, cells = _line(found)
+    assert [cell.text for cell in cells[2:]] == ["1", "", "", "", "", ""]
+    assert len(cells) == len(headers)
+
+
 def _line(found: Any) -> tuple[Any, Any]:
     table = replication_table(found)
     return table.headers, table.rows[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import gzip
 import hashlib
 import html
@@ -133,11 +134,26 @@ def test_a_forest_has_better_to_the_right_and_zero_where_the_tick_is() -> None:
     assert worst.value < zero < best.value
 
 
-def test_what_the_paper_has_far_outside_stands_at_the_edge_and_moves_nothing() -> None:
-    outside = Difference(GAIN.activation, "relu", "test_acc", GAIN.found, GAIN.chance, -50.0)
+@pytest.mark.parametrize(("published", "place", "sign"), [(-50.0, 0.0, "◁"), (50.0, 100.0, "▷")])
+def test_what_the_paper_has_far_outside_stands_at_the_edge_and_moves_nothing(
+    published: float, place: float, sign: str
+) -> None:
+    outside = Difference(GAIN.activation, "relu", "test_acc", GAIN.found, GAIN.chance, published)
     line, same = forest([outside]).lines[0], forest([GAIN]).lines[0]
-    assert (line.published, line.published_sign) == (0.0, "◁")
+    assert (line.published, line.published_sign) == (place, sign)
     assert (line.low, line.value, line.high) == (same.low, same.value, same.high)
+
+
+def test_how_many_were_not_told_apart_is_said_with_the_ends_of_their_differences() -> None:
+    lower = Difference("iglu:1", "relu", "test_acc", Estimate(-0.3, -1.0, 0.4, 4, 0.7), 0.6)
+    task = Task("task1", "digits", "test_acc", "relu", "", (OPEN,), (GAIN,))
+    for found, words in (
+        ((OPEN,), "1 not told apart (+0.20)"),
+        ((OPEN, lower), "2 not told apart (-0.30 to +0.20)"),
+    ):
+        text = render(Report(tasks=(dataclasses.replace(task, differences=found),)))
+        assert words in text
+        assert "not run" in text  # beside GELU
 
 
 def test_tables_without_a_number_of_ours_are_folded_and_unmeasured_columns_are_left_out() -> None:
@@ -195,6 +211,9 @@ def test_the_page_names_no_other_place_to_load_from() -> None:
 def test_the_explorer_has_every_activation_and_straight_lines_have_no_curvature() -> None:
     found = {each["name"]: each for each in explorer_data()["activations"]}
     assert found.keys() == zoo.ZOO.keys()
+    assert {name for name, each in found.items() if each["is_shown"]} == {
+        "iglu", "iglu_approx", "relu", "gelu", "silu"
+    }  # fmt: skip
     for name in ("relu", "leaky_relu", "prelu", "hardtanh", "hardsigmoid", "softshrink", "identity"):
         assert set(found[name]["curves"]["curvature"]) == {0.0}, name
     assert not found["sigmoid"]["has_gate"]

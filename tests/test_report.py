@@ -23,9 +23,12 @@ from iglu.lab.probe.tables import Tails, networks_table
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.report import build, claims, computed
 from iglu.lab.report.content import Claim, Report
+from iglu.lab.report.figures.drawing import panels
+from iglu.lab.report.figures.functions import function_figures
 from iglu.lab.report.gather import gather
 from iglu.lab.report.tables import all_tables
 from iglu.lab.results.statistics import Estimate, median
+from iglu.lab.results.style import pictures
 from iglu.lab.results.tables import Cell, Table, csv_text
 
 CIFAR = RECIPES["resnet20-cifar10"]
@@ -324,6 +327,8 @@ def test_what_is_computed_agrees_with_the_errata():
     assert (largest, near, far) == pytest.approx((0.0226365, 0.313436, 3.190440), rel=1e-4)
     found = tuple(computed.mathematical_claims())
     assert "(-3.290, -1.019)" in claim(found, "IGLU's gradient is larger").evidence
+    # 2/(3 pi |x|^3) at the far end.
+    assert f"is {2 / (3 * math.pi) * 1e-300:.3g} in double" in found[0].evidence
     assert [each.verdict for each in found] == [
         "holds", "does not hold", "does not hold", "holds", "holds", "does not hold", "holds",
     ]  # fmt: skip
@@ -332,6 +337,29 @@ def test_what_is_computed_agrees_with_the_errata():
 @pytest.mark.parametrize(("dtype", "low", "high"), [(torch.float16, 9, 12), (torch.bfloat16, 4, 6)])
 def test_the_direct_formula_changes_sign_where_the_errata_say(dtype, low, high):
     assert low < computed.signs(computed.direct, dtype).negative_from < high
+
+
+def test_the_pictures_of_the_functions_show_what_the_formulas_say():
+    with pictures():
+        drawn = {each.key: panels(each.draw()) for each in function_figures()}
+    assert [len(each) for each in drawn.values()] == [2, 1, 1, 3]
+    for series in drawn["figure2"][0]["series"]:
+        sigma = float(series["label"].split(" = ")[1])
+        truth = [x * (0.5 + math.atan(sigma * x) / math.pi) for x in series["x"]]
+        assert series["y"] == pytest.approx(truth, abs=3e-3)
+    (gates,) = drawn["figure3"]
+    assert gates["limits"][0] == (-30.0, 30.0)
+    for series in gates["series"][:3]:
+        u = [float(series["label"].split(" = ")[1]) * x for x in series["x"]]
+        assert (series["x"][0], series["x"][-1]) == pytest.approx((-30.0, 30.0), rel=1e-3)
+        truth = [math.atan(each) / math.pi - each / (2 * (1 + abs(each))) for each in u]
+        assert series["y"] == pytest.approx(truth, abs=5e-3)
+    for panel in drawn["tails"]:
+        (law,) = (each for each in panel["series"] if each["label"] == "2/(3π|x|³)")
+        assert law["y"] == pytest.approx([2 / (3 * math.pi * x**3) for x in law["x"]], rel=0.02)
+    (ours,) = (each for each in drawn["tails"][0]["series"] if each["label"] == "this library")
+    assert ours["y"][-1] == pytest.approx(2 / (3 * math.pi * ours["x"][-1] ** 3), rel=0.02)
+    assert ours["x"][-1] == pytest.approx(1e6, rel=1e-3)
 
 
 def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():

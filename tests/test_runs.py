@@ -342,13 +342,15 @@ def test_a_cell_that_begins_like_a_formula_is_text_for_a_spreadsheet() -> None:
 
 
 @pytest.mark.parametrize(("second", "expected"), [([1.0, 3.0], ["", ""]), ([9.0, 9.0], ["", "best"])])
-def test_without_common_seeds_intervals_that_touch_are_not_apart(
-    second: list[float], expected: list[str], tmp_path: Path
+@pytest.mark.parametrize("start", [5, 1])
+def test_without_common_seeds_or_with_one_intervals_that_touch_are_not_apart(
+    start: int, second: list[float], expected: list[str], tmp_path: Path
 ) -> None:
-    """Of equal values the interval is a point: 3 and 3 touch where the other has 1 and 3 as its ends."""
+    """Of equal values the interval is a point: 3 and 3 touch where the other has 1 and 3 as its ends.  One
+    common seed has a difference, but no interval of it."""
     for seed, value in enumerate([3.0, 3.0]):
         _write(tmp_path, BASE.replace(seed=seed), [1.0, value])
-    for seed, value in enumerate(second, start=5):
+    for seed, value in enumerate(second, start=start):
         _write(tmp_path, BASE.replace(activation="gelu", seed=seed), [1.0, value])
     (of,) = samples(read_runs(tmp_path)[0]).values()
     assert marks([of["relu"], of["gelu"]], "test_acc") == expected

@@ -390,6 +390,20 @@ def test_a_sweep_shows_what_a_run_says_when_it_begins_and_once(tmp_path: Path) -
     assert "set aside as state.json.damaged2" in text.getvalue()
 
 
+def test_a_running_sweep_shows_where_each_run_is_and_that_one_begins() -> None:
+    lines = Lines(Terminal(file=io.StringIO()), 3)
+    lines.progressed(RECIPE, Progress(2, 12, 0.5, "loss 0.5"))
+    lines.progressed(RECIPE.replace(seed=7), None)
+    text = io.StringIO()
+    Terminal(file=text, width=120).print(lines.picture())
+    first, second, rest = (" ".join(line.split()) for line in text.getvalue().splitlines()[:3])
+    assert first.endswith("epoch 2 of 12 loss 0.5")
+    assert second.endswith("begins")
+    assert "seed 7" in second
+    assert "epoch" not in second
+    assert rest.startswith("0 of 3 ended, 1 waiting")
+
+
 def test_an_error_that_nobody_foresaw_fails_its_run_with_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

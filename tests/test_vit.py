@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from iglu.lab.models.gpt2 import GPT2, GPT2Config
 from iglu.lab.models.vit import ViT, ViTConfig, sinusoidal_positions
+from iglu.lab.training.tasks import MODELS
 
 
 def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
@@ -21,6 +22,18 @@ def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
     bare = ViT(norm=False)
     assert not any(isinstance(module, nn.LayerNorm) for module in bare.modules())
     assert sum(p.numel() for p in bare.parameters()) == 5_481_610 - 25 * 2 * 192
+
+
+def test_the_small_transformers_have_the_sizes_they_are_told_by() -> None:
+    """A block has 12 w^2 weights; its biases and norms are 10 w without and 13 w with one on q, k and v."""
+    vit, mini, nano = (MODELS[name] for name in ("vit-mini", "gpt2-mini", "gpt2-nano"))
+    count = sum(p.numel() for p in ViT(vit).parameters())
+    assert count == (3 * 4 * 4 + 1) * 96 + 3 * 96 + 4 * (12 * 96**2 + 10 * 96) + 97 * 10
+    assert (vit.image, vit.heads) == (32, 3)
+    for config, width, heads, layers in ((mini, 128, 4, 4), (nano, 64, 2, 2)):
+        count = sum(p.numel() for p in GPT2(config).parameters())
+        assert count == (50_257 + 1_024 + 2) * width + layers * (12 * width**2 + 13 * width)
+        assert config.heads == heads
 
 
 def test_vit_attends_as_the_formula_says() -> None:

@@ -130,13 +130,10 @@ class Recipe:
             for name, choices in _CHOICES.items():
                 check_choice(name, getattr(self, name), choices)
             check_tokenizer(self.tokenizer)
-        for name in ("epochs", "batch", "accumulate", "context", "evaluate_every", "devices", "nodes"):
-            _check_least(name, getattr(self, name), 1)
-        for name in ("epoch_steps", "threads", "stop_after", "tails", "size"):
-            _check_least(name, getattr(self, name), 1)
-        for name in ("lr", "weight_decay", "warmup", "clip", "padding", "dropout", "checkpoint_every"):
-            _check_least(name, getattr(self, name), 0)
-        _check_least("ratio", self.ratio, 1)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise MistakeError(f"{name} must be at least {least}, got {value}")
         # From JSON a tuple comes back as a list, which would make equal recipes differ.
         object.__setattr__(self, "jitter", tuple(self.jitter))
         # Nothing would read it, and the folder would say that it was another experiment.
@@ -234,6 +231,11 @@ class Recipe:
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
+_LEAST = {
+    "epochs": 1, "batch": 1, "accumulate": 1, "context": 1, "evaluate_every": 1, "devices": 1, "nodes": 1,
+    "epoch_steps": 1, "threads": 1, "stop_after": 1, "tails": 1, "size": 1, "lr": 0, "weight_decay": 0,
+    "warmup": 0, "clip": 0, "padding": 0, "dropout": 0, "checkpoint_every": 0, "ratio": 1,
+}  # fmt: skip
 _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 EXECUTION = tuple(name for name, field in _FIELDS.items() if "execution" in field.metadata)
 
@@ -274,11 +276,6 @@ def _in_words(kind: Any) -> str:
              types.NoneType: "none"}  # fmt: skip
     alternatives = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return " or ".join(words.get(each, f"a list of {len(get_args(each))} numbers") for each in alternatives)
-
-
-def _check_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and not value >= least:
-        raise MistakeError(f"{name} must be at least {least}, got {value}")
 
 
 def _short(value: Any) -> str:

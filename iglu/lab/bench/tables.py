@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from iglu import zoo
 from iglu.lab import paper
@@ -16,6 +16,7 @@ from iglu.lab.bench.timing import PASS_LABELS, PASSES, where_of
 from iglu.lab.results.statistics import Estimate, median
 from iglu.lab.results.tables import NONE, NOT_RUN, Cell, Mark, Table, Tone, numbered, ranked_marks
 
+_Passes = dict[str, Timing]
 _KERNEL_LABELS = {DIRECT: "direct", COMPILED: "compiled", COMPILED_DIRECT: "direct, compiled"}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -117,66 +118,42 @@ def is_papers_setting(row: Timing) -> bool:
     return is_setting and "identity" in row["ratios"] and (row["device"] != "cpu" or row["threads"] == 1)
 
 
-def papers_rows(sittings: Iterable[Sitting], device: str) -> tuple[Sitting | None, list[Timing]]:
+Form = tuple[str, bool]
+"""An activation, and whether as the paper writes it or as it is served."""
+
+
+def papers_rows(sittings: Iterable[Sitting], device: str) -> tuple[Sitting | None, dict[Form, _Passes]]:
     """The sitting that has most of Table 1 on that kind of device, the newest of equals, and its rows."""
-    chosen: tuple[Sitting | None, list[Timing]] = (None, [])
+    chosen: Sitting | None = None
+    most: list[Timing] = []
     for sitting in sorted(sittings, key=lambda sitting: sitting.date, reverse=True):
         rows = [row for row in sitting.rows if is_papers_setting(row) and row["device"].startswith(device)]
-        if len(rows) > len(chosen[1]):
-            chosen = (sitting, rows)
-    return chosen
-
-
-class _Form(NamedTuple):
-    """A row of Table 1: an activation, as it is served or as the paper writes it."""
-
-    activation: str
-    is_direct: bool
-
-    @property
-    def label(self) -> str:
-        return zoo.ZOO[self.activation].label + (", direct" if self.is_direct else "")
-
-    @property
-    def is_ranked(self) -> bool:
-        return zoo.ZOO[self.activation].self_gated and not self.is_direct
-
-    def timed(self, rows: Iterable[Timing], passes: Sequence[str]) -> Timing | None:
-        """The first pass of these that was measured."""
-        kernels = (DIRECT,) if self.is_direct else (TORCH, "auto")
-        mine = {
-            row["pass"]: row
-            for row in rows
-            if row["activation"] == self.activation and row["kernel"] in kernels
-        }
-        return next((mine[name] for name in passes if name in mine), None)
+        if len(rows) > len(most):
+            chosen, most = sitting, rows
+    forms: dict[Form, _Passes] = {}
+    for row in most:
+        if row["kernel"] in (TORCH, "auto", DIRECT):
+            forms.setdefault((row["activation"], row["kernel"] == DIRECT), {})[row["pass"]] = row
+    return chosen, forms
 
 
 def table1(sittings: Sequence[Sitting]) -> Table:
     """The direct formulas stand in lines of their own."""
     chosen = {device: papers_rows(sittings, device) for device in ("cpu", "cuda")}
     published = paper.table1()
-    measured_directly = {row["activation"] for row in chosen["cpu"][1] if row["kernel"] == DIRECT}
-    lines = [
-        _Form(activation, is_direct)
-        for activation in published
-        for is_direct in ((False, True) if activation in measured_directly else (False,))
-    ]
+    both = [(activation, is_direct) for activation in published for is_direct in (False, True)]
+    forms = [form for form in both if form in chosen["cpu"][1] or not form[1]]
     headers: list[str | tuple[str, str]] = ["activation"]
-    columns = []
+    columns: list[list[str | Cell]] = [
+        [zoo.ZOO[name].label + (", direct" if is_direct else "") for name, is_direct in forms]
+    ]
     for column, (heading, device, passes) in _TIMED.items():
         headers += [(heading, name) for name in ("paper", "ours", "difference")]
-        timed = [line.timed(chosen[device][1], passes) for line in lines]
-        columns.append(
-            [
-                _cells(row, passes, None if line.is_direct else published[line.activation][column], mark)
-                for line, row, mark in zip(lines, timed, _marks(lines, timed), strict=True)
-            ]
-        )
-    rows = [
-        (line.label, *(cell for column in columns for cell in column[number]))
-        for number, line in enumerate(lines)
-    ]
+        rows = [chosen[device][1].get(form, {}) for form in forms]
+        timed = [next((of[name] for name in passes if name in of), None) for of in rows]
+        printed = [None if is_direct else published[name][column] for name, is_direct in forms]
+        cells = map(_cells, timed, itertools.repeat(passes), printed, _marks(forms, timed))
+        columns += map(list, zip(*cells, strict=True))
     notes = [
         "Times as long as Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
         "rounds of the quotient within a round, and the range from the 20% to the 80% quantile. The paper's "
@@ -192,18 +169,18 @@ def table1(sittings: Sequence[Sitting]) -> Table:
         if sitting is not None
     ]
     title = f"Table 1. {paper.paper()['table1']['caption']}"
-    tones: list[Tone] = ["ours" if line.activation.startswith(("iglu", "z")) else "" for line in lines]
-    return Table.of("table1", title, headers, rows, notes, tones)
+    tones: list[Tone] = ["ours" if name.startswith(("iglu", "z")) else "" for name, _ in forms]
+    return Table.of("table1", title, headers, zip(*columns, strict=True), notes, tones)
 
 
-def _marks(lines: Sequence[_Form], timed: Sequence[Timing | None]) -> list[Mark]:
+def _marks(forms: Sequence[Form], timed: Sequence[Timing | None]) -> list[Mark]:
     rows = {
         place: row
-        for place, (line, row) in enumerate(zip(lines, timed, strict=True))
-        if row is not None and line.is_ranked
+        for place, ((name, is_direct), row) in enumerate(zip(forms, timed, strict=True))
+        if row is not None and zoo.ZOO[name].self_gated and not is_direct
     }
     ranked = sorted(rows, key=lambda place: float(rows[place]["ratios"]["identity"]["median"]))
-    return ranked_marks(len(lines), ranked, lambda one, other: quotient(rows[one], rows[other]).high < 1)
+    return ranked_marks(len(forms), ranked, lambda one, other: quotient(rows[one], rows[other]).high < 1)
 
 
 def _cells(row: Timing | None, passes: Sequence[str], printed: float | None, mark: Mark) -> tuple[Cell, ...]:

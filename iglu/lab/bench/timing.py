@@ -20,6 +20,7 @@ import torch
 from torch.utils import benchmark
 
 from iglu.lab.bench.subjects import DIRECT, Subject
+from iglu.lab.results.comparison import counted
 
 Block = Callable[[int], float]
 """Run so many calls; the seconds a call took on average."""
@@ -39,15 +40,10 @@ PASS_LABELS = {
 }
 
 
-def where(dtype: str, device: str, threads: int) -> str:
-    """For titles; threads count on the CPU only."""
-    if device != "cpu":
-        return f"{dtype}, {device}"
-    return f"{dtype}, {device}, {threads} {'thread' if threads == 1 else 'threads'}"
-
-
 def where_of(row: Mapping[str, Any]) -> str:
-    return where(row["dtype"], row["device"], row["threads"])
+    """For titles; threads count on the CPU only."""
+    place = f"{row['dtype']}, {row['device']}"
+    return f"{place}, {counted(row['threads'], 'thread')}" if row["device"] == "cpu" else place
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Setting:
     elements: int = 10_000
 
     def __str__(self) -> str:
-        return f"{self.elements:,} elements, {where(self.dtype, self.device, self.threads)}"
+        return f"{self.elements:,} elements, {where_of(vars(self))}"
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

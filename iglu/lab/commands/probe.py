@@ -180,14 +180,6 @@ def examine(target: Target, flags: ProbeFlags, console: Terminal) -> tuple[Tails
     return Tails(target.name, body, target.recipe), whole
 
 
-def keep(target: Target, found: Tails, whole: Probe, flags: ProbeFlags) -> list[Path]:
-    """Write down what was found; the paths."""
-    path = flags.out / target.name / PROBE_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found.body)
-    return [path, *(pictures.draw(whole, flags.rule, path.parent) if flags.pictures else [])]
-
-
 def _suggestion(found: Probe, rule: str) -> str:
     try:
         return repr(found.suggest_sigma(rule))
@@ -203,16 +195,19 @@ def main(argv: list[str]) -> int:
     console = Terminal()
     everything: list[Tails] = []
     for target in targets(flags):
-        refuse_to_replace(flags.out / target.name / PROBE_FILE)
+        path = flags.out / target.name / PROBE_FILE
+        refuse_to_replace(path)
         found, whole = examine(target, flags, console)
-        written = keep(target, found, whole, flags)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found.body)
+        written = [path, *(pictures.draw(whole, flags.rule, path.parent) if flags.pictures else [])]
         if target.recipe is None:  # of runs there may be many, and a line each says enough
             console.print(terminal(layer_table(found, "layers")))
             console.say(_suggestion(whole, flags.rule))
         if target.note:
             console.say(f"{target.name}: {target.note}")
-        for path in written:
-            console.say(f"wrote {path}", "dim")
+        for each in written:
+            console.say(f"wrote {each}", "dim")
         everything.append(found)
     title = "Hill's alpha, mean over layers, the paper's way and ours"
     console.print(terminal(networks_table(everything, title)))

@@ -16,7 +16,7 @@ from iglu.lab.data import data_folder
 from iglu.lab.mistakes import check_writable
 from iglu.lab.recipes import RECIPES, Recipe, get_recipe
 from iglu.lab.results.tables import Cell, Table, terminal
-from iglu.lab.training.loop import Observer, fit
+from iglu.lab.training.loop import fit
 from iglu.lab.training.progress import Display, StopOnSignal, TensorBoard
 from iglu.lab.training.tails import tail_observers
 
@@ -33,13 +33,6 @@ class TrainFlags:
     tensorboard: bool = False
     """Also write the metrics for TensorBoard."""
 
-    def observers(self) -> list[Observer]:
-        return [
-            Display(),
-            *([TensorBoard()] if self.tensorboard else []),
-            *tail_observers(self.recipe),
-        ]
-
 
 def main(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
@@ -53,7 +46,8 @@ def main(argv: list[str]) -> int:
     check_writable(flags.out)
     # Of several processes the first decides for all, and is the only one to be told of the start.
     with StopOnSignal(is_idle="LOCAL_RANK" not in os.environ).installed() as stop:
-        observers = [*flags.observers(), stop]
+        board = [TensorBoard()] if flags.tensorboard else []
+        observers = [Display(), *board, *tail_observers(flags.recipe), stop]
         run = fit(flags.recipe, data=data_folder(flags.data), out=flags.out, observers=observers)
     is_first = os.environ.get("RANK", "0") == "0"
     if stop.number is not None and run.status == "stopped":

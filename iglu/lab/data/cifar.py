@@ -67,13 +67,11 @@ ARCHIVES = {
 
 
 @functools.cache
-def load(name: str, root: Path, *, fetch: bool = True) -> ImageSet:
+def load(name: str, root: Path) -> ImageSet:
     """The set ``name`` from the folder ``root``, fetched into it first where it is missing."""
     archive = ARCHIVES[name]
     folder = root / archive.folder
     if not folder.is_dir():
-        if not fetch:
-            raise FileNotFoundError(f"{folder} is missing: unpack {archive.url} in {root}")
         _fetch(archive, root)
     return ImageSet(
         train=_split(archive, folder, archive.train),

@@ -81,8 +81,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _speed(found: Gathered) -> list[Claim]:
-    _, rows = papers_rows(found.sittings, "cpu")
-    by_key = {(row["activation"], row["kernel"] == DIRECT, row["pass"]): row for row in rows}
+    _, timed = papers_rows(found.sittings, "cpu")
     has_gpu = papers_rows(found.sittings, "cuda")[0] is not None
     gpu = "decided on the CPU" if has_gpu else "on a GPU not run"
     claims = []
@@ -93,13 +92,13 @@ def _speed(found: Gathered) -> list[Claim]:
         ):
             verdicts, parts = [], []
             for name in ("forward", "loss_backward"):
-                mine = by_key.get(("iglu_approx", is_direct, name))
-                other = by_key.get((reference, False, name))
-                if mine is None or other is None:
-                    continue
-                ratio = quotient(mine, other)
-                verdicts.append(side(-ratio, -bound))
-                parts.append(f"{PASS_LABELS[name]} {ratio.span(3)} times {zoo.ZOO[reference].label}'s")
+                mine, other = (
+                    timed.get(form, {}) for form in (("iglu_approx", is_direct), (reference, False))
+                )
+                if name in mine and name in other:
+                    ratio = quotient(mine[name], other[name])
+                    verdicts.append(side(-ratio, -bound))
+                    parts.append(f"{PASS_LABELS[name]} {ratio.span(3)} times {zoo.ZOO[reference].label}'s")
             evidence = "; ".join(parts) or "No rows of iglu bench for it: run iglu bench --threads 1"
             setting = " 10,000 elements, float32, CPU, one thread." if parts else ""
             sizes = _at_other_sizes(found, is_direct, reference)

@@ -35,7 +35,6 @@ class Forest(NamedTuple):
     reference: str
     lines: list[Line]
     ticks: list[tuple[float, str]]  # place and number
-    is_lower_better: bool
 
     @property
     def has_published(self) -> bool:
@@ -53,8 +52,7 @@ def forest(differences: Sequence[Difference]) -> Forest:
     """The best on top."""
     metric, reference = differences[0].metric, differences[0].reference
     low, high = _reach(differences)
-    sign = -1 if lower_is_better(metric) else 1
-    left, right = (low, high) if sign > 0 else (high, low)
+    left, right = (high, low) if lower_is_better(metric) else (low, high)
 
     def place(value: float) -> float:
         """Left is 0 and right is 100, whichever of the two is greater."""
@@ -74,7 +72,7 @@ def forest(differences: Sequence[Difference]) -> Forest:
         )  # fmt: skip
     label = METRIC_LABELS.get(metric, metric)
     marks = [(place(tick), f"{tick:+g}" if tick else "0") for tick in ticks(low, high)]
-    return Forest(label, zoo.ZOO[reference].label, lines, marks, sign < 0)
+    return Forest(label, zoo.ZOO[reference].label, lines, marks)
 
 
 def _sign(published: float | None, left: float, right: float) -> str:

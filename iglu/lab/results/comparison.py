@@ -76,12 +76,8 @@ class Sample:
         return paired_difference(self.values(metric), reference.values(metric))
 
     @property
-    def remark(self) -> str:
-        """How many seeds, and what became of those that are in no mean."""
-        return ", ".join([counted(len(self.runs), "seed"), *self.missing])
-
-    @property
     def missing(self) -> list[str]:
+        """What became of the seeds that are in no mean."""
         counts = {"diverged": len(self.diverged), "with epochs to go": len(self.unfinished)}
         return [f"{count} {what}" for what, count in counts.items() if count]
 

@@ -118,18 +118,18 @@ def p_value(found: Estimate) -> float:
     return float(2 * t.sf(abs(found.value) * math.sqrt(found.size) / found.deviation, found.size - 1))
 
 
-def smallest_difference(seeds: int, spread: float, comparisons: int = 1) -> float:
-    """What so many seeds show four times out of five, at 5% shared by ``comparisons``, if one run has the
-    standard deviation ``spread`` and pairing by seed gains nothing.
+def smallest_difference(seeds: int, spread: float) -> float:
+    """What so many seeds show four times out of five, at 5%, if one run has the standard deviation
+    ``spread`` and pairing by seed gains nothing.
 
-    >>> round(smallest_difference(10, 0.7), 2), round(smallest_difference(10, 0.7, 9), 2)
-    (0.98, 1.41)
+    >>> round(smallest_difference(10, 0.7), 2)
+    0.98
     """
     from scipy.stats import t
 
     if seeds < 2:
         return math.inf
-    points = t.ppf(1 - 0.025 / comparisons, seeds - 1) + t.ppf(0.8, seeds - 1)
+    points = _t_quantile(seeds - 1) + t.ppf(0.8, seeds - 1)
     return float(points * spread * math.sqrt(2 / seeds))
 
 

@@ -12,6 +12,7 @@ import io
 import itertools
 import math
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,7 +28,6 @@ from iglu.lab.results.statistics import Estimate
 Mark = Literal["", "best", "second"]
 Tone = Literal["", "ours", "quiet"]
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _TONES: dict[Tone, str] = {"": "", "ours": "bold cyan", "quiet": "dim"}
 
 
@@ -55,10 +55,8 @@ def numbered(value: float | None, digits: int = 2, sign: str = "") -> Cell:
     return Cell(f"{value:{sign},.{digits}f}", value)
 
 
-def estimated(
-    found: Estimate | None, digits: int = 2, sign: str = "", mark: Mark = "", note: str = ""
-) -> Cell:
-    return NONE if found is None else Cell(found.text(digits, sign), found.value, mark, note)
+def estimated(found: Estimate | None, digits: int, sign: str = "", note: str = "") -> Cell:
+    return NONE if found is None else Cell(found.text(digits, sign), found.value, note=note)
 
 
 def ranked_marks(count: int, ranked: Sequence[int], is_apart: Callable[[int, int], bool]) -> list[Mark]:
@@ -158,8 +156,8 @@ def letter(number: int) -> str:
     >>> letter(0), letter(26)
     ('a', 'aa')
     """
-    rest, place = divmod(number, len(_LETTERS))
-    return (letter(rest - 1) if rest else "") + _LETTERS[place]
+    rest, place = divmod(number, len(string.ascii_lowercase))
+    return (letter(rest - 1) if rest else "") + string.ascii_lowercase[place]
 
 
 # -- for a terminal --------------------------------------------------------------------------------
@@ -175,11 +173,13 @@ def terminal(table: Table) -> Group:
 
 def _panel(panel: Table, remarks: dict[str, str]) -> RichTable:
     shown = RichTable(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-    for place, (group, name) in enumerate(panel.headers):
-        is_first = place == 0 or panel.headers[place - 1][0] != group
-        head = f"{group if is_first else ''}\n{name}" if any(each for each, _ in panel.headers) else name
-        is_figures = any(row[place].number is not None for row in panel.rows)
-        shown.add_column(Text(head), justify="right" if is_figures else "left", no_wrap=is_figures)
+    before = None
+    for (group, name), is_numeric in zip(panel.headers, panel.numeric, strict=True):
+        head = (
+            f"{group if group != before else ''}\n{name}" if any(each for each, _ in panel.headers) else name
+        )
+        shown.add_column(Text(head), justify="right" if is_numeric else "left", no_wrap=is_numeric)
+        before = group
     tones: Iterable[Tone] = panel.tones or itertools.repeat("")
     for row, tone in zip(panel.rows, tones, strict=False):
         cells = [Text(cell.text + (f" {remarks[cell.note]}" if cell.note else "")) for cell in row]

@@ -5,6 +5,7 @@ Nothing that names a person or a place is recorded: no host, no user, no path.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -58,13 +59,10 @@ def collect() -> dict[str, Any]:
 
 def cpu_name() -> str:
     """As the system calls it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     if platform.system() == "Darwin":
         name = _output("sysctl", "-n", "machdep.cpu.brand_string")
         if name is not None:

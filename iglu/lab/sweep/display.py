@@ -4,7 +4,6 @@ begins and ends."""
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -35,9 +34,7 @@ class Lines(Watcher):
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.live.stop()
 
     def progressed(self, recipe: Recipe, progress: Progress | None) -> None:

@@ -53,7 +53,7 @@ class Grid(NamedTuple):
 def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Grid:
     """A table of the paper by its name, or a TOML file; ``changes`` are made to every recipe."""
     if target in TABLES:
-        found = _table5() if target == "table5" else _table(int(target.removeprefix("table")))
+        found = _table(int(target.removeprefix("table")))
     elif target.endswith(".toml"):
         found = _from_file(Path(target))
     else:
@@ -70,14 +70,13 @@ def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] 
 
 
 def _table(number: int) -> Grid:
-    table = paper.run_table(number)
-    recipes = [recipe.replace(activation=name) for recipe in table.recipes for name in table.rows]
-    return Grid(f"Table {number}: {table.caption}", tuple(recipes), tuple(range(SEEDS)))
-
-
-def _table5() -> Grid:
-    caption = paper.paper()["table5"]["caption"]
-    return Grid(f"Table 5: {caption}", tuple(row.recipe for row in paper.table5()), tuple(range(SEEDS)))
+    if number == 5:
+        recipes = [row.recipe for row in paper.table5()]
+    else:
+        table = paper.run_table(number)
+        recipes = [recipe.replace(activation=name) for recipe in table.recipes for name in table.rows]
+    caption = paper.paper()[f"table{number}"]["caption"]
+    return Grid(f"Table {number}: {caption}", tuple(recipes), tuple(range(SEEDS)))
 
 
 def _from_file(path: Path) -> Grid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,18 +43,16 @@ def first_nonfinite(network: nn.Module, task: Task, inputs: Tensor, targets: Ten
 def _watch(network: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
     """Collects, in the order of the computation, the modules without children whose output is not finite."""
     found: list[tuple[str, nn.Module]] = []
-    hooks = []
 
-    def watch(name: str, module: nn.Module) -> None:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not torch.isfinite(output).all():
-                found.append((name, module))
+    def note(name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not torch.isfinite(output).all():
+            found.append((name, module))
 
-        hooks.append(module.register_forward_hook(hook))
-
-    for name, module in network.named_modules():
-        if next(module.children(), None) is None:
-            watch(name, module)
+    hooks = [
+        module.register_forward_hook(functools.partial(note, name))
+        for name, module in network.named_modules()
+        if next(module.children(), None) is None
+    ]
     try:
         yield found
     finally:

@@ -17,7 +17,7 @@ from iglu.lab.report.content import Curve
 from iglu.lab.report.curves import CURVED, bounds
 from iglu.lab.report.figures.drawing import Drawing
 from iglu.lab.report.gather import Gathered
-from iglu.lab.results.comparison import METRIC_LABELS, Sample, setting_label
+from iglu.lab.results.comparison import METRIC_LABELS, Sample, counted, setting_label
 from iglu.lab.results.style import axes, legend_below, line, names_down
 
 _MOST_LINES = 12  # of curves in one picture
@@ -57,7 +57,7 @@ def _speeds(found: Gathered) -> Iterator[Drawing]:
             f"Speed against size: {dtype}, {device}",
             f"Microseconds a call against the number of elements in log-log, one panel a pass, for IGLU and "
             f"IGLU-Approx of this library, their direct formulas, ReLU, GELU and SiLU; {dtype}, {device}, "
-            f"{threads} {'thread' if threads == 1 else 'threads'}.",
+            f"{counted(threads, 'thread')}.",
             functools.partial(draw_sizes, rows),
             is_redrawn=True,
         )

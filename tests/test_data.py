@@ -164,6 +164,12 @@ def test_a_share_of_a_batch_is_augmented_as_in_the_whole_batch() -> None:
     torch.testing.assert_close(share, whole[6:], rtol=0, atol=1e-6)
 
 
+def test_an_image_that_shrinks_is_smoothed_and_keeps_its_mean() -> None:
+    """Of every four columns the outer two are white; what looked only at its two nearest would see black."""
+    pixels = torch.tensor([255, 0, 0, 255], dtype=torch.uint8).repeat(1, 3, 32, 8)
+    assert augment.resize(pixels, 8).mean().item() == pytest.approx(0.5, abs=0.02)
+
+
 def test_resize_comes_before_the_crop() -> None:
     augmentation = Augmentation(size=24, padding=2)
     draws = augment.draw(4, augmentation, torch.Generator())

@@ -41,7 +41,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 kernels = Extension(
     "iglu._kernels",
     sources=[f"{CPU}/{name}.c" for name in ("module", "run", "baseline", "avx2", "avx512")],
-    depends=[f"{CPU}/{name}" for name in ("loops.c", "loops.h", "spans.h", "run.h")]
+    depends=[f"{CPU}/{name}" for name in ("loops.c", "loops.h", "run.h")]
     + [f"{CPU}/{name}.h" for name in ("operations", "formulas", "polynomials", "wide", "tables")],
     define_macros=MACROS,
     extra_compile_args=FLAGS,

@@ -239,12 +239,12 @@ def horner(name: str, real: str, coefficients: list[mpf], dtype: type[np.floatin
     first, rest = f"{literals[-1]}", literals[-2::-1]
     if coefficients[-1] == 1:
         first, rest = f"x + {literals[-2]}", literals[-3::-1]
-    steps = [f"    p = MADD_{real.upper()}(p, x, {literal});" for literal in rest]
+    terms = " ".join(f"TERM({literal})" for literal in rest)
     return [
         f"IGLU_INLINE {real} {name}({real} x)",
         "{",
         f"    {real} p = {first};",
-        *steps,
+        textwrap.fill(terms, 110, initial_indent="    ", subsequent_indent="    "),
         "    return p;",
         "}",
     ]
@@ -277,8 +277,11 @@ def header() -> str:
         " *   near_slope  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1",
         " *   tail        1/2 - arctan(a)/pi, a fraction in pi a, for every a; nothing cancels",
         " * Included once for each instruction set. */",
+        "",
+        "#define TERM(coefficient) p = MADD(p, x, coefficient);",
     ]
-    return "\n".join(about) + "\n\n" + "\n\n".join([*map(as_c, FITS), fraction_as_c()]) + "\n"
+    functions = [*map(as_c, FITS), fraction_as_c()]
+    return "\n\n".join(["\n".join(about), *functions, "#undef TERM"]) + "\n"
 
 
 def piece_of(function: Real, k: int) -> Fit:

@@ -2,24 +2,18 @@
  * few units in the last place.  loops.c includes this for float, for double and for the half types, which
  * compute in float with shorter polynomials; and all that once for each instruction set.
  *
- * Before inclusion: REAL, the type; NAME(x), x with the suffix of the precision; ABS(x); MADD(a, b, c), the
- * fastest a b + c; FUSED(a, b, c), a b + c where the two cancel, so that the rounding of a b must not be
- * lost; HALF, 1 for the half types.
+ * Before inclusion: REAL, the type; NAME(x), x with the suffix of the precision; HALF, 1 for the half types.
  *
  * Every function is of x and of a sigma > 0, given as a SCALE.  Notation as in formulas.py: u = sigma x,
  * a = |u|, t = 1/a, m = min(a, t), z = m^2.  The value is written as max(x, 0) - |x| tail, which is right
  * for -0, NaN and the infinities too.  |x| is cut where sigma |x| would overflow and every
  * tail has long reached its limit; the comparisons are arranged to let a NaN through. */
 
+#define FIELD(name) REAL name;
 typedef struct {
-    REAL sigma, sigma_low;     /* sigma to twice the precision of REAL */
-    REAL over_pi, over_pi_low; /* sigma/pi, likewise */
-    REAL times_quarter_pi;     /* pi sigma/4, which does not overflow */
-    REAL far, tall;            /* 2^20/sigma and 2^30/sigma (2^60 in double), or the largest number */
-    REAL floor, floor_error;   /* 1/(pi sigma) = floor (1 + floor_error) */
-    REAL largest;              /* where |x| is cut */
-    REAL sign;                 /* of the sigma that was asked for, see loops.c */
+    IGLU_SCALE(FIELD)
 } NAME(scale);
+#undef FIELD
 
 #define SCALE NAME(scale)
 /* pi = PI (1 + PI_ERROR), and so for its inverse. */

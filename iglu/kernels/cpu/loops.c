@@ -1,23 +1,23 @@
 /* The loops, in plain C, written once and included by one short file for each instruction set (baseline.c,
  * avx2.c, avx512.c), which sets LOOPS, the name of the table, and FUSED_MULTIPLY_ADD, F16C and WIDE, 0 or 1. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "spans.h"
+#include "loops.h"
 
 #define IGLU_INLINE static inline __attribute__((always_inline))
 
+/* a b + c in the type of b, as fast as can be; and where the two cancel, so that the rounding of a b must not be lost. */
 #if FUSED_MULTIPLY_ADD
-#define MADD_FLOAT(a, b, c) __builtin_fmaf(a, b, c)
-#define MADD_DOUBLE(a, b, c) __builtin_fma(a, b, c)
-#define FUSED_FLOAT(a, b, c) __builtin_fmaf(a, b, c)
-#define FUSED_DOUBLE(a, b, c) __builtin_fma(a, b, c)
+#define MADD(a, b, c) _Generic((b), float: fmaf, double: fma)(a, b, c)
+#define FUSED(a, b, c) MADD(a, b, c)
 #else
-#define MADD_FLOAT(a, b, c) ((a) * (b) + (c))
-#define MADD_DOUBLE(a, b, c) ((a) * (b) + (c))
-#define FUSED_FLOAT(a, b, c) ((float)((double)(a) * (double)(b) + (double)(c)))
-#define FUSED_DOUBLE(a, b, c) fused_double(a, b, c)
+#define MADD(a, b, c) ((a) * (b) + (c))
+#define FUSED(a, b, c) _Generic((b), float: fused_float, double: fused_double)(a, b, c)
+
+IGLU_INLINE float fused_float(float a, float b, float c) { return (float)((double)a * (double)b + (double)c); }
 
 /* A number without the lower half of its digits. */
 IGLU_INLINE double upper_half(double value)
@@ -39,39 +39,26 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 }
 #endif
 
+#define ABS(x) _Generic((x), float: fabsf, double: fabs)(x)
+#define SQRT(x) _Generic((x), float: sqrtf, double: sqrt)(x)
+
 #include "polynomials.h"
 
 /* -- what is computed ---------------------------------------------------------------------------------- */
 
 #define REAL float
 #define NAME(x) x##_f32
-#define ABS(x) __builtin_fabsf(x)
-#define SQRT(x) __builtin_sqrtf(x)
-#define MADD(a, b, c) MADD_FLOAT(a, b, c)
-#define FUSED(a, b, c) FUSED_FLOAT(a, b, c)
 #define HALF 0
 #include "operations.h"
-#undef NAME
-#undef HALF
 
+#define REAL float
 #define NAME(x) x##_half
 #define HALF 1
 #define excess_half excess_f32
 #include "operations.h"
-#undef REAL
-#undef NAME
-#undef ABS
-#undef SQRT
-#undef MADD
-#undef FUSED
-#undef HALF
 
 #define REAL double
 #define NAME(x) x##_f64
-#define ABS(x) __builtin_fabs(x)
-#define SQRT(x) __builtin_sqrt(x)
-#define MADD(a, b, c) MADD_DOUBLE(a, b, c)
-#define FUSED(a, b, c) FUSED_DOUBLE(a, b, c)
 #define HALF 0
 #include "operations.h"
 
@@ -112,10 +99,9 @@ IGLU_INLINE void store_pair(void *to, int64_t i, float even, float odd)
     memcpy((char *)to + 4 * i, &pair, sizeof pair);
 }
 
-#define EVEN(pair) as_float((pair) << 16)
-#define ODD(pair) as_float((pair) & 0xffff0000)
-#define BFLOAT16(from, i) as_float((uint32_t)((const uint16_t *)(from))[i] << 16)
-#define STORE_BFLOAT16(to, i, value) (((uint16_t *)(to))[i] = (uint16_t)(rounded_bfloat16(value) >> 16))
+#define EVEN(from, i) as_float(load_pair(from, i) << 16)
+#define ODD(from, i) as_float(load_pair(from, i) & 0xffff0000)
+#define BFLOAT16(from, i) as_float((uint32_t)from[i] << 16)
 
 /* -- float16: converted by chunks ---------------------------------------------------------------------- */
 
@@ -188,31 +174,53 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define SECOND 16
 #define THIRD 32
 
+/* The tensors of a span, by their names. */
+#define OPERANDS(TYPE)                                                                                       \
+    const TYPE *x = (void *)span->data[IGLU_X], *up = (void *)span->data[IGLU_UP];                           \
+    const TYPE *grad = (void *)span->data[IGLU_GRAD], *by_x = (void *)span->data[IGLU_BY_X];                 \
+    const TYPE *by_up = (void *)span->data[IGLU_BY_UP];                                                      \
+    TYPE *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];                 \
+    TYPE *third = (void *)span->data[IGLU_THIRD];
+
+#define INPUT(LOAD, USES)                                                                                    \
+    {                                                                                                        \
+        LOAD(x, i), (USES)&UP ? LOAD(up, i) : 0, (USES)&GRAD ? LOAD(grad, i) : 0,                            \
+            (USES)&BY_X ? LOAD(by_x, i) : 0, (USES)&BY_UP ? LOAD(by_up, i) : 0                               \
+    }
+
+#define OUTPUT(STORE, USES)                                                                                  \
+    STORE(first);                                                                                            \
+    if ((USES)&SECOND)                                                                                       \
+        STORE(second);                                                                                       \
+    if ((USES)&THIRD)                                                                                        \
+        STORE(third);
+
+/* Element i. */
+#define STEP(OPERATION, TYPE, LOAD, STORE, USES, PARTS, ANY)                                                 \
+    const input_##TYPE in = INPUT(LOAD, USES);                                                               \
+    const output_##TYPE out = OPERATION##_##TYPE(in, ANY ? scale_at_##TYPE(constants, i) : one, ANY);        \
+    OUTPUT(STORE, USES)                                                                                      \
+    if (PARTS)                                                                                               \
+        parts[i] = out.part;
+
+#define ELEMENT(from, i) from[i]
+#define STORE_ELEMENT(to) to[i] = out.to
+#define STORE_BFLOAT16(to) to[i] = (uint16_t)(rounded_bfloat16(out.to) >> 16)
+#define STORE_PAIR(to) store_pair(to, i, even.to, odd.to)
+
 /* A loop of OPERATION over a dense span.  USES: which of these; PARTS: are these written?
  * ANY: does each element have its own sigma, of any sign, instead of one sigma > 0 for all?
  * (Unused: where wide.h has a better one.) */
 #define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, USES, PARTS, ANY)                                   \
-    static __attribute__((unused)) void FUNCTION(const iglu_span *span, int64_t n)                                                   \
+    static __attribute__((unused)) void FUNCTION(const iglu_span *span, int64_t n)                           \
     {                                                                                                        \
-        const REAL_TYPE *x = (void *)span->data[IGLU_X], *up = (void *)span->data[IGLU_UP];                  \
-        const REAL_TYPE *grad = (void *)span->data[IGLU_GRAD], *by_x = (void *)span->data[IGLU_BY_X];        \
-        const REAL_TYPE *by_up = (void *)span->data[IGLU_BY_UP];                                             \
-        REAL_TYPE *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];        \
-        REAL_TYPE *third = (void *)span->data[IGLU_THIRD], *parts = span->parts;                             \
+        OPERANDS(REAL_TYPE)                                                                                  \
+        REAL_TYPE *parts = span->parts;                                                                      \
         const constants_##TYPE constants = constants_of_##TYPE(span);                                        \
         const scale_##TYPE one = scale_at_##TYPE(constants, 0);                                              \
         INDEPENDENT for (int64_t i = 0; i < n; i++)                                                          \
         {                                                                                                    \
-            input_##TYPE in = {x[i], (USES)&UP ? up[i] : 0, (USES)&GRAD ? grad[i] : 0,                       \
-                               (USES)&BY_X ? by_x[i] : 0, (USES)&BY_UP ? by_up[i] : 0};                      \
-            output_##TYPE out = OPERATION##_##TYPE(in, ANY ? scale_at_##TYPE(constants, i) : one, ANY);      \
-            first[i] = out.first;                                                                            \
-            if ((USES)&SECOND)                                                                               \
-                second[i] = out.second;                                                                      \
-            if ((USES)&THIRD)                                                                                \
-                third[i] = out.third;                                                                        \
-            if (PARTS)                                                                                       \
-                parts[i] = out.part;                                                                         \
+            STEP(OPERATION, TYPE, ELEMENT, STORE_ELEMENT, USES, PARTS, ANY)                                  \
         }                                                                                                    \
     }
 
@@ -220,45 +228,24 @@ static void narrow(const float *from, uint16_t *to, int64_t n)
 #define PAIR_LOOP(FUNCTION, OPERATION, USES, PARTS, ANY)                                                     \
     static void FUNCTION(const iglu_span *span, int64_t n)                                                   \
     {                                                                                                        \
-        const void *x = span->data[IGLU_X], *up = span->data[IGLU_UP], *grad = span->data[IGLU_GRAD];        \
-        const void *by_x = span->data[IGLU_BY_X], *by_up = span->data[IGLU_BY_UP];                           \
-        void *first = span->data[IGLU_FIRST], *second = span->data[IGLU_SECOND], *third = span->data[IGLU_THIRD]; \
+        OPERANDS(uint16_t)                                                                                   \
         float *parts = span->parts;                                                                          \
         const constants_half constants = constants_of_half(span);                                            \
         const scale_half one = scale_at_half(constants, 0);                                                  \
         INDEPENDENT for (int64_t i = 0; i < n / 2; i++)                                                      \
         {                                                                                                    \
-            uint32_t xs = load_pair(x, i), ups = (USES)&UP ? load_pair(up, i) : 0;                           \
-            uint32_t grads = (USES)&GRAD ? load_pair(grad, i) : 0;                                           \
-            uint32_t by_xs = (USES)&BY_X ? load_pair(by_x, i) : 0;                                           \
-            uint32_t by_ups = (USES)&BY_UP ? load_pair(by_up, i) : 0;                                        \
-            input_half in0 = {EVEN(xs), EVEN(ups), EVEN(grads), EVEN(by_xs), EVEN(by_ups)};                  \
-            input_half in1 = {ODD(xs), ODD(ups), ODD(grads), ODD(by_xs), ODD(by_ups)};                       \
-            output_half out0 = OPERATION##_half(in0, ANY ? scale_at_half(constants, 2 * i) : one, ANY);      \
-            output_half out1 = OPERATION##_half(in1, ANY ? scale_at_half(constants, 2 * i + 1) : one, ANY);  \
-            store_pair(first, i, out0.first, out1.first);                                                    \
-            if ((USES)&SECOND)                                                                               \
-                store_pair(second, i, out0.second, out1.second);                                             \
-            if ((USES)&THIRD)                                                                                \
-                store_pair(third, i, out0.third, out1.third);                                                \
+            const input_half first_in = INPUT(EVEN, USES), second_in = INPUT(ODD, USES);                     \
+            const output_half even = OPERATION##_half(first_in, ANY ? scale_at_half(constants, 2 * i) : one, ANY); \
+            const output_half odd = OPERATION##_half(second_in, ANY ? scale_at_half(constants, 2 * i + 1) : one, ANY); \
+            OUTPUT(STORE_PAIR, USES)                                                                         \
             if (PARTS) {                                                                                     \
-                parts[2 * i] = out0.part;                                                                    \
-                parts[2 * i + 1] = out1.part;                                                                \
+                parts[2 * i] = even.part;                                                                    \
+                parts[2 * i + 1] = odd.part;                                                                 \
             }                                                                                                \
         }                                                                                                    \
         if (n % 2) {                                                                                         \
-            int64_t i = n - 1;                                                                               \
-            input_half in = {BFLOAT16(x, i), (USES)&UP ? BFLOAT16(up, i) : 0,                                \
-                             (USES)&GRAD ? BFLOAT16(grad, i) : 0, (USES)&BY_X ? BFLOAT16(by_x, i) : 0,       \
-                             (USES)&BY_UP ? BFLOAT16(by_up, i) : 0};                                         \
-            output_half out = OPERATION##_half(in, ANY ? scale_at_half(constants, i) : one, ANY);            \
-            STORE_BFLOAT16(first, i, out.first);                                                             \
-            if ((USES)&SECOND)                                                                               \
-                STORE_BFLOAT16(second, i, out.second);                                                       \
-            if ((USES)&THIRD)                                                                                \
-                STORE_BFLOAT16(third, i, out.third);                                                         \
-            if (PARTS)                                                                                       \
-                parts[i] = out.part;                                                                         \
+            const int64_t i = n - 1;                                                                         \
+            STEP(OPERATION, half, BFLOAT16, STORE_BFLOAT16, USES, PARTS, ANY)                                \
         }                                                                                                    \
     }
 
@@ -291,27 +278,28 @@ static void converted(const iglu_span *span, int64_t n, iglu_loop *loop)
         converted(span, n, LOOP(half, OPERATION, FAMILY, PARTS, ANY));                                       \
     }
 
-/* With and without the parts of the gradient of sigma. */
-#define BACKWARD_LOOPS_OF(OPERATION, FAMILY, USES, ANY)                                                      \
-    LOOPS_OF(OPERATION, FAMILY, USES, 0, ANY)                                                                \
-    LOOPS_OF(OPERATION, FAMILY, USES, 1, ANY)
+/* Every operation of a family: its index, its name and what it uses.  Those backward are there with parts as well. */
+#define OPERATIONS(FORWARD, BACKWARD, ...)                                                                   \
+    FORWARD(IGLU_VALUE, value, 0, __VA_ARGS__)                                                               \
+    FORWARD(IGLU_GATE, gate, 0, __VA_ARGS__)                                                                 \
+    FORWARD(IGLU_GLU, glu, UP, __VA_ARGS__)                                                                  \
+    BACKWARD(IGLU_VALUE_BACKWARD, value_backward, GRAD, __VA_ARGS__)                                         \
+    BACKWARD(IGLU_GATE_BACKWARD, gate_backward, GRAD, __VA_ARGS__)                                           \
+    BACKWARD(IGLU_GLU_BACKWARD, glu_backward, UP | GRAD | SECOND, __VA_ARGS__)                               \
+    BACKWARD(IGLU_VALUE_TWICE, value_twice, GRAD | BY_X | SECOND, __VA_ARGS__)                               \
+    BACKWARD(IGLU_GLU_TWICE, glu_twice, UP | GRAD | BY_X | BY_UP | SECOND | THIRD, __VA_ARGS__)
 
-#define LOOPS_OF_FAMILY(FAMILY, ANY)                                                                         \
-    LOOPS_OF(value, FAMILY, 0, 0, ANY)                                                                       \
-    LOOPS_OF(gate, FAMILY, 0, 0, ANY)                                                                        \
-    LOOPS_OF(glu, FAMILY, UP, 0, ANY)                                                                        \
-    BACKWARD_LOOPS_OF(value_backward, FAMILY, GRAD, ANY)                                                     \
-    BACKWARD_LOOPS_OF(gate_backward, FAMILY, GRAD, ANY)                                                      \
-    BACKWARD_LOOPS_OF(glu_backward, FAMILY, UP | GRAD | SECOND, ANY)                                         \
-    BACKWARD_LOOPS_OF(value_twice, FAMILY, GRAD | BY_X | SECOND, ANY)                                        \
-    BACKWARD_LOOPS_OF(glu_twice, FAMILY, UP | GRAD | BY_X | BY_UP | SECOND | THIRD, ANY)
+#define FORWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                        \
+    LOOPS_OF(OPERATION, FAMILY, USES, 0, 0)                                                                  \
+    LOOPS_OF(OPERATION, FAMILY, USES, 0, 1)
+#define BACKWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                       \
+    FORWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                            \
+    LOOPS_OF(OPERATION, FAMILY, USES, 1, 0)                                                                  \
+    LOOPS_OF(OPERATION, FAMILY, USES, 1, 1)
 
-LOOPS_OF_FAMILY(exact, 0)
-LOOPS_OF_FAMILY(exact, 1)
-LOOPS_OF_FAMILY(rational, 0)
-LOOPS_OF_FAMILY(rational, 1)
-BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 0)
-BACKWARD_LOOPS_OF(output_backward, rational, GRAD, 1)
+OPERATIONS(FORWARD_LOOPS, BACKWARD_LOOPS, exact)
+OPERATIONS(FORWARD_LOOPS, BACKWARD_LOOPS, rational)
+BACKWARD_LOOPS(IGLU_OUTPUT_BACKWARD, output_backward, GRAD, rational)
 
 #if WIDE
 #include "wide.h"
@@ -347,32 +335,16 @@ SUM(sum_double, double)
 ADD(add_float, float)
 ADD(add_double, double)
 
-#define FORWARD(TYPE, OPERATION, FAMILY)                                                                     \
-    {                                                                                                        \
-        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)}, {0, 0}                   \
-    }
-#define BACKWARD(TYPE, OPERATION, FAMILY)                                                                    \
-    {                                                                                                        \
-        {LOOP(TYPE, OPERATION, FAMILY, 0, 0), LOOP(TYPE, OPERATION, FAMILY, 0, 1)},                          \
-        {                                                                                                    \
-            LOOP(TYPE, OPERATION, FAMILY, 1, 0), LOOP(TYPE, OPERATION, FAMILY, 1, 1)                         \
-        }                                                                                                    \
-    }
-#define FAMILY_TABLE(TYPE, FAMILY, ...)                                                                      \
-    {                                                                                                        \
-        [IGLU_VALUE] = FORWARD(TYPE, value, FAMILY), [IGLU_GATE] = FORWARD(TYPE, gate, FAMILY),              \
-        [IGLU_GLU] = FORWARD(TYPE, glu, FAMILY),                                                             \
-        [IGLU_VALUE_BACKWARD] = BACKWARD(TYPE, value_backward, FAMILY),                                      \
-        [IGLU_GATE_BACKWARD] = BACKWARD(TYPE, gate_backward, FAMILY),                                        \
-        [IGLU_GLU_BACKWARD] = BACKWARD(TYPE, glu_backward, FAMILY),                                          \
-        [IGLU_VALUE_TWICE] = BACKWARD(TYPE, value_twice, FAMILY),                                            \
-        [IGLU_GLU_TWICE] = BACKWARD(TYPE, glu_twice, FAMILY), __VA_ARGS__                                    \
-    }
+#define BOTH(TYPE, OPERATION, FAMILY, PARTS)                                                                 \
+    {LOOP(TYPE, OPERATION, FAMILY, PARTS, 0), LOOP(TYPE, OPERATION, FAMILY, PARTS, 1)}
+#define FORWARD_ENTRY(INDEX, OPERATION, USES, TYPE, FAMILY) [INDEX] = {BOTH(TYPE, OPERATION, FAMILY, 0)},
+#define BACKWARD_ENTRY(INDEX, OPERATION, USES, TYPE, FAMILY)                                                 \
+    [INDEX] = {BOTH(TYPE, OPERATION, FAMILY, 0), BOTH(TYPE, OPERATION, FAMILY, 1)},
 #define TYPE_TABLE(TYPE)                                                                                     \
     {                                                                                                        \
-        [IGLU_EXACT] = FAMILY_TABLE(TYPE, exact, ),                                                          \
-        [IGLU_RATIONAL] = FAMILY_TABLE(TYPE, rational,                                                       \
-                                       [IGLU_OUTPUT_BACKWARD] = BACKWARD(TYPE, output_backward, rational))   \
+        [IGLU_EXACT] = {OPERATIONS(FORWARD_ENTRY, BACKWARD_ENTRY, TYPE, exact)},                             \
+        [IGLU_RATIONAL] = {OPERATIONS(FORWARD_ENTRY, BACKWARD_ENTRY, TYPE, rational)                         \
+                           BACKWARD_ENTRY(IGLU_OUTPUT_BACKWARD, output_backward, GRAD, TYPE, rational)},     \
     }
 
 const iglu_loops LOOPS = {

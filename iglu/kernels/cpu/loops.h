@@ -1,7 +1,10 @@
-/* What the loops compute.  Plain C, no torch, no Python. */
+/* What the loops compute, and each of them over one dense span of elements, for one instruction set.  Plain C, no torch,
+ * no Python. */
 
 #ifndef IGLU_LOOPS_H
 #define IGLU_LOOPS_H
+
+#include <stdint.h>
 
 #if !defined(__GNUC__)
 #error "The loops need gcc or clang (on Windows clang-cl or mingw-w64). Without them iglu computes in plain torch."
@@ -36,5 +39,46 @@ enum iglu_operand {
 enum iglu_family { IGLU_EXACT, IGLU_RATIONAL, IGLU_FAMILIES };
 
 enum iglu_dtype { IGLU_F32, IGLU_F64, IGLU_BF16, IGLU_F16, IGLU_DTYPES };
+
+static inline int64_t iglu_bytes(int dtype) { return dtype == IGLU_F64 ? 8 : dtype == IGLU_F32 ? 4 : 2; }
+
+/* The constants of formulas.h that follow from sigma, each as an array in the precision of the computation
+ * (float for the half types): of one element, or of one for each element of the span. */
+#define IGLU_SCALE(EACH)                                                                                     \
+    EACH(sigma) EACH(sigma_low)     /* sigma to twice the precision */                                       \
+    EACH(over_pi) EACH(over_pi_low) /* sigma/pi, likewise */                                                 \
+    EACH(times_quarter_pi)          /* pi sigma/4, which does not overflow */                                \
+    EACH(far) EACH(tall)            /* 2^20/sigma and 2^30/sigma (2^60 in double), or the largest number */  \
+    EACH(floor) EACH(floor_error)   /* 1/(pi sigma) = floor (1 + floor_error) */                             \
+    EACH(largest)                   /* where |x| is cut */                                                   \
+    EACH(sign)                      /* of the sigma that was asked for, see operations.h */
+
+#define IGLU_INDEX(name) IGLU_##name,
+enum iglu_constant { IGLU_SCALE(IGLU_INDEX) IGLU_CONSTANTS };
+
+typedef struct iglu_span {
+    char *data[IGLU_OPERANDS]; /* NULL: not there */
+    void *parts; /* each element's part of the gradient of sigma, in the precision of the computation */
+    const void *constants[IGLU_CONSTANTS];
+} iglu_span;
+
+typedef void iglu_loop(const iglu_span *, int64_t n);
+
+/* The longest span of a loop that is told to write parts, or that computes float16. */
+#define IGLU_CHUNK 512
+
+typedef struct iglu_loops {
+    /* [..][writes parts][one sigma > 0, or an array of any sigmas] */
+    iglu_loop *loop[IGLU_DTYPES][IGLU_FAMILIES][IGLU_OPERATIONS][2][2];
+    /* of parts */
+    double (*sum[IGLU_DTYPES])(const void *, int64_t n);
+    /* each to its own sum */
+    void (*add[IGLU_DTYPES])(double *sums, const void *, int64_t n);
+} iglu_loops;
+
+extern const iglu_loops iglu_baseline_loops;
+#if defined(__x86_64__)
+extern const iglu_loops iglu_avx2_loops, iglu_avx512_loops;
+#endif
 
 #endif

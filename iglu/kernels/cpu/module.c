@@ -105,55 +105,42 @@ static const int loops_of[3][4] = {
     {[VALUE] = IGLU_VALUE_TWICE, [GATE] = -1, [GLU] = IGLU_GLU_TWICE, [OUTPUT] = -1},
 };
 
-static int call_is_true(PyObject *function, PyObject *argument)
+/* 1, 0, or -1 with an error set; takes the result of a call. */
+static int is_true(PyObject *result)
 {
-    PyObject *result =
-        argument ? PyObject_CallFunctionObjArgs(function, argument, NULL) : PyObject_CallNoArgs(function);
     int truth = result ? PyObject_IsTrue(result) : -1;
     Py_XDECREF(result);
     return truth;
 }
 
-/* Whether no mode, tracer or dual number of torch wants to see the call; -1 with an error set.  (What a transform of
- * torch.func wraps has no memory to be found; what it does not wrap is as it seems.) */
+/* Whether no mode, tracer or dual number of torch wants to see the call.  (What a transform of torch.func wraps has no
+ * memory to be found; what it does not wrap is as it seems.) */
 static int is_plain_eager(void)
 {
     if (exchange == NULL)
         return 0;
-    for (int question = FUNCTION_MODES; question <= TRACING; question++) {
-        int truth = call_is_true(answers[question], NULL);
-        if (truth != 0)
-            return truth < 0 ? -1 : 0;
-    }
+    for (int question = FUNCTION_MODES; question <= TRACING; question++)
+        if (is_true(PyObject_CallNoArgs(answers[question])) != 0)
+            return 0;
     /* Without this the tangents of dual numbers would vanish in silence. */
     PyObject *level = PyDict_GetItemWithError(answers[FORWARD_AD], words[CURRENT_LEVEL]);
-    if (level == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    return PyLong_AsLong(level) < 0;
+    return level && PyLong_AsLong(level) < 0;
 }
 
 /* Within, new tensors are wrapped, and no Function may be applied but through its own front. */
-static int is_outside_transforms(void)
-{
-    int truth = call_is_true(answers[TRANSFORMS], NULL);
-    return truth < 0 ? -1 : !truth;
-}
+static int is_outside_transforms(void) { return is_true(PyObject_CallNoArgs(answers[TRANSFORMS])) == 0; }
 
+/* 1, 0, or -1 with an error set. */
 static int is_profiled(void)
 {
     PyObject *value = PyDict_GetItemWithError(answers[PROFILER], words[IS_PROFILED]);
     return value ? PyObject_IsTrue(value) : PyErr_Occurred() ? -1 : 0;
 }
 
-static int requires_grad(PyObject *tensor)
-{
-    PyObject *value = PyObject_GetAttr(tensor, words[REQUIRES_GRAD]);
-    int truth = value ? PyObject_IsTrue(value) : -1;
-    Py_XDECREF(value);
-    return truth;
-}
+/* What is answered to a call that is not served. */
+static PyObject *none_unless_error(void) { return PyErr_Occurred() ? NULL : Py_NewRef(Py_None); }
 
-/* -- reading the arguments: each answers 1, or 0 where it is nothing for these kernels, or -1 with an error ------- */
+/* -- reading the arguments: each answers 1, or 0 where it is nothing for these kernels or an error is set --------- */
 
 typedef struct {
     char *data;
@@ -161,17 +148,14 @@ typedef struct {
     int64_t elements, sizes[IGLU_DIMENSIONS], strides[IGLU_DIMENSIONS];
 } tensor;
 
-static int64_t bytes_of(int dtype) { return dtype == IGLU_F64 ? 8 : dtype == IGLU_F32 ? 4 : 2; }
-
 /* Where a tensor lies.  Sizes and strides are copied: they belong to it, and the GIL may be released. */
 static int locate(PyObject *object, tensor *out)
 {
     dl_tensor t;
     if (exchange->tensor_from_object(object, &t) != 0) {
         /* no memory of its own: meta, sparse, quantised, wrapped by a transform that is over */
-        if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError))
-            return -1;
-        PyErr_Clear();
+        if (PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError))
+            PyErr_Clear();
         return 0;
     }
     if (t.device_type != DL_CPU || t.data == NULL || t.lanes != 1 || t.ndim > IGLU_DIMENSIONS)
@@ -195,13 +179,9 @@ static int locate(PyObject *object, tensor *out)
 
 static int read_tensor(PyObject *object, tensor *out)
 {
-    if ((PyObject *)Py_TYPE(object) != answers[TENSOR] && (PyObject *)Py_TYPE(object) != answers[PARAMETER])
-        return 0;
-    int served = locate(object, out);
-    if (served <= 0)
-        return served;
-    int negative = call_is_true(answers[IS_NEGATIVE], object);
-    return negative < 0 ? -1 : !negative;
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return (type == answers[TENSOR] || type == answers[PARAMETER]) && locate(object, out) &&
+        is_true(PyObject_CallFunctionObjArgs(answers[IS_NEGATIVE], object, NULL)) == 0;
 }
 
 static int is_same_shape(const tensor *a, const tensor *b)
@@ -233,25 +213,20 @@ static double half_value(uint16_t half)
 
 static double value_at(const char *place, int dtype)
 {
-    double f64;
-    float f32;
-    uint32_t bits;
-    uint16_t half;
-    switch (dtype) {
-    case IGLU_F64:
-        memcpy(&f64, place, sizeof f64);
-        return f64;
-    case IGLU_F32:
-        memcpy(&f32, place, sizeof f32);
-        return f32;
-    default:
-        memcpy(&half, place, sizeof half);
-        if (dtype == IGLU_F16)
-            return half_value(half);
-        bits = (uint32_t)half << 16;
-        memcpy(&f32, &bits, sizeof f32);
-        return f32;
-    }
+    union {
+        double f64;
+        float f32;
+        uint32_t bits;
+        uint16_t half;
+    } value;
+    memcpy(&value, place, (size_t)iglu_bytes(dtype));
+    if (dtype == IGLU_F64)
+        return value.f64;
+    if (dtype == IGLU_F16)
+        return half_value(value.half);
+    if (dtype == IGLU_BF16)
+        value.bits = (uint32_t)value.half << 16;
+    return value.f32;
 }
 
 /* sigma: a number, or a tensor of one value or of one a channel, whose doubles the caller frees. */
@@ -273,10 +248,7 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
         return call->sigma > 0 && call->sigma <= (x->dtype == IGLU_F64 ? DBL_MAX : FLT_MAX);
     }
     const tensor *t = &out->at;
-    int served = read_tensor(object, &out->at);
-    if (served <= 0)
-        return served;
-    if (t->dimensions > 1)
+    if (!read_tensor(object, &out->at) || t->dimensions > 1)
         return 0;
     out->object = object;
     const int64_t n = t->elements;
@@ -297,10 +269,10 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
     out->values = malloc((size_t)n * sizeof(double));
     if (out->values == NULL) {
         PyErr_NoMemory();
-        return -1;
+        return 0;
     }
     for (int64_t i = 0; i < n; i++)
-        out->values[i] = value_at(t->data + i * t->strides[0] * bytes_of(t->dtype), t->dtype);
+        out->values[i] = value_at(t->data + i * t->strides[0] * iglu_bytes(t->dtype), t->dtype);
     call->sigmas = out->values;
     call->channel_dimension = (int)dimension;
     return 1;
@@ -326,7 +298,7 @@ static tensor second_half(const tensor *half)
 {
     tensor second = *half;
     const int last = half->dimensions - 1;
-    second.data += half->sizes[last] * half->strides[last] * bytes_of(half->dtype);
+    second.data += half->sizes[last] * half->strides[last] * iglu_bytes(half->dtype);
     return second;
 }
 
@@ -344,8 +316,18 @@ static int halve(tensor *t)
 /* 1 where the object is a tensor like x. */
 static int read_alike(PyObject *object, const request *r, tensor *out)
 {
-    int served = read_tensor(object, out);
-    return served > 0 ? is_same_shape(out, &r->x) : served;
+    return read_tensor(object, out) && is_same_shape(out, &r->x);
+}
+
+/* The other half of a pair, where there is one. */
+static int read_up(PyObject *up, request *r)
+{
+    if (!r->is_packed)
+        return up == Py_None || (r->operation == GLU && read_alike(up, r, &r->up));
+    if (!halve(&r->x))
+        return 0;
+    r->up = second_half(&r->x);
+    return 1;
 }
 
 static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject *sigma, PyObject *approximate,
@@ -357,19 +339,9 @@ static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject
         return 0;
     r->family = family == NONE ? IGLU_EXACT : IGLU_RATIONAL;
     r->is_packed = r->operation == GLU && up == Py_None;
-    int served = is_plain_eager();
-    if (served > 0)
-        served = read_tensor(x, &r->x);
-    if (served > 0 && up != Py_None) {
-        served = r->operation == GLU ? read_alike(up, r, &r->up) : 0;
-    } else if (served > 0 && r->is_packed) {
-        served = halve(&r->x);
-        r->up = served ? second_half(&r->x) : r->x;
-    }
-    if (served > 0)
-        served = read_sigma(sigma, channel_dim, &r->x, &r->call, &r->sigma);
-    if (served <= 0)
-        return served;
+    if (!is_plain_eager() || !read_tensor(x, &r->x) || !read_up(up, r) ||
+        !read_sigma(sigma, channel_dim, &r->x, &r->call, &r->sigma))
+        return 0;
     r->call.dimensions = r->x.dimensions;
     memcpy(r->call.sizes, r->x.sizes, (size_t)r->x.dimensions * sizeof(int64_t));
     set_operand(r, IGLU_X, &r->x);
@@ -395,34 +367,25 @@ static int is_dense(const tensor *t)
     return 1;
 }
 
-/* torch.empty_like of `like`, which lies at `at`, in this dtype; NULL with an error set. */
-static PyObject *new_like(PyObject *like, const tensor *at, int dtype)
+/* torch.empty_like of `like`, which lies at `at`, in this dtype, and where it lies.  NULL with an error set; None where it
+ * is wrapped by a transform. */
+static PyObject *empty_like(PyObject *like, const tensor *at, int dtype, tensor *out)
 {
+    PyObject *result = NULL;
     void *made = NULL;
     if (make.wrap && is_dense(at) &&
         make.empty_strided(at->dimensions, at->sizes, at->strides, torch_dtypes[dtype], TORCH_CPU, NO_INDEX, &made) == 0) {
-        PyObject *result = make.wrap(made);
+        result = make.wrap(made);
         make.delete_tensor(made);
+    } else {
+        PyObject *arguments = PyTuple_Pack(1, like), *options = dtype == at->dtype ? NULL : answers[DOUBLES];
+        result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, options) : NULL;
+        Py_XDECREF(arguments);
+    }
+    if (result == NULL || locate(result, out))
         return result;
-    }
-    PyObject *arguments = PyTuple_Pack(1, like), *options = dtype == at->dtype ? NULL : answers[DOUBLES];
-    PyObject *result = arguments ? PyObject_Call(answers[EMPTY_LIKE], arguments, options) : NULL;
-    Py_XDECREF(arguments);
-    return result;
-}
-
-/* The same, and where it lies.  None where it is wrapped by a transform. */
-static PyObject *empty_like(PyObject *like, const tensor *at, int dtype, tensor *out)
-{
-    PyObject *result = new_like(like, at, dtype);
-    int served = result ? locate(result, out) : -1;
-    if (served == 0) {
-        Py_DECREF(result);
-        result = Py_NewRef(Py_None);
-    }
-    if (served < 0)
-        Py_CLEAR(result);
-    return result;
+    Py_DECREF(result);
+    return none_unless_error();
 }
 
 /* 0, or -1 with an error set. */
@@ -452,16 +415,14 @@ static int is_expanded(const tensor *t)
     return 0;
 }
 
+/* 1, 0, or -1 with an error set. */
 static int is_recorded(PyObject *const *tensors, int count)
 {
-    for (int i = 0; i < count; i++) {
-        int wanted = tensors[i] ? requires_grad(tensors[i]) : 0;
-        if (wanted < 0)
-            return -1;
-        if (wanted)
-            return call_is_true(answers[IS_GRAD_ENABLED], NULL);
-    }
-    return 0;
+    int wanted = 0;
+    for (int i = 0; i < count && wanted == 0; i++)
+        if (tensors[i])
+            wanted = is_true(PyObject_GetAttr(tensors[i], words[REQUIRES_GRAD]));
+    return wanted > 0 ? is_true(PyObject_CallNoArgs(answers[IS_GRAD_ENABLED])) : wanted;
 }
 
 static PyObject *compute(request *r, PyObject *x, PyObject *out)
@@ -488,20 +449,17 @@ static PyObject *compute(request *r, PyObject *x, PyObject *out)
 /* The same with its name in the profile. */
 static PyObject *compute_named(request *r, PyObject *operation, PyObject *x, PyObject *out)
 {
-    PyObject *name = PyUnicode_FromFormat("iglu::%U", operation), *result = NULL, *done = NULL;
+    PyObject *name = PyUnicode_FromFormat("iglu::%U", operation);
     PyObject *named = name ? PyObject_CallFunctionObjArgs(answers[NAMED], name, NULL) : NULL;
     PyObject *entered = named ? PyObject_CallMethodObjArgs(named, words[ENTER], NULL) : NULL;
-    if (entered) {
-        result = compute(r, x, out);
-        if (result)
-            done = PyObject_CallMethodObjArgs(named, words[EXIT], Py_None, Py_None, Py_None, NULL);
-        if (done == NULL)
-            Py_CLEAR(result);
-    }
+    PyObject *result = entered ? compute(r, x, out) : NULL;
+    PyObject *left = result ? PyObject_CallMethodObjArgs(named, words[EXIT], Py_None, Py_None, Py_None, NULL) : NULL;
+    if (left == NULL)
+        Py_CLEAR(result);
     Py_XDECREF(name);
     Py_XDECREF(named);
     Py_XDECREF(entered);
-    Py_XDECREF(done);
+    Py_XDECREF(left);
     return result;
 }
 
@@ -514,19 +472,18 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
     PyObject *out = count > 6 ? args[6] : Py_None, *result = NULL;
     request r;
     memset(&r, 0, sizeof r);
-    int recorded = 0, served = read_request(operation, x, up, sigma, args[4], args[5], &r);
-    if (served > 0)
-        served = loops_of[0][r.operation] >= 0 && (out == Py_None || (out == x && !is_expanded(&r.x)));
-    if (served > 0 && out == Py_None) {
+    int recorded = 0, served = read_request(operation, x, up, sigma, args[4], args[5], &r) &&
+        loops_of[0][r.operation] >= 0 && (out == Py_None || (out == x && !is_expanded(&r.x)));
+    if (served && out == Py_None) {
         PyObject *const tensors[] = {x, up == Py_None ? NULL : up, r.sigma.object};
         recorded = is_recorded(tensors, 3);
-        served = recorded < 0 ? -1 : recorded ? is_outside_transforms() : 1;
+        served = recorded == 0 || (recorded > 0 && is_outside_transforms());
     }
-    int profiled = served > 0 ? is_profiled() : 0;
-    if (served > 0 && profiled >= 0)
+    const int profiled = served ? is_profiled() : 0;
+    if (!served || profiled < 0)
+        result = none_unless_error();
+    else
         result = profiled ? compute_named(&r, operation, x, out) : compute(&r, x, out);
-    else if (served == 0)
-        result = Py_NewRef(Py_None);
     if (recorded > 0 && result && result != Py_None) {
         PyObject *number = r.sigma.object ? Py_None : sigma, *scale = r.sigma.object ? sigma : Py_None, *made = result;
         PyObject *call = PyTuple_Pack(6, words[NATIVE], operation, number, args[4], args[5], made);
@@ -539,15 +496,6 @@ static PyObject *forward(PyObject *module, PyObject *const *args, Py_ssize_t cou
 }
 
 /* -- backward, and backward of that --------------------------------------------------------------------------- */
-
-/* The gradient of sigma, in its shape and dtype. */
-static PyObject *sigma_gradient(const request *r, PyObject *sums)
-{
-    PyObject *dtype = PyObject_GetAttr(r->sigma.object, words[DTYPE]);
-    PyObject *result = dtype ? PyObject_CallMethodObjArgs(sums, words[TO], dtype, NULL) : NULL;
-    Py_XDECREF(dtype);
-    return result;
-}
 
 /* The gradients of grad, if it is given, of x, of up and of sigma, as a tuple. */
 static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *grad_at, PyObject *x, PyObject *up,
@@ -581,7 +529,9 @@ static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *
         is_well = sums != NULL;
     }
     if (is_well && run(loops, r) == 0) {
-        PyObject *by_sigma = needs_sigma ? sigma_gradient(r, sums) : Py_NewRef(Py_None);
+        PyObject *dtype = needs_sigma ? PyObject_GetAttr(r->sigma.object, words[DTYPE]) : NULL;
+        PyObject *by_sigma = dtype ? PyObject_CallMethodObjArgs(sums, words[TO], dtype, NULL) : none_unless_error();
+        Py_XDECREF(dtype);
         is_well = by_sigma && PyTuple_SetItem(result, 3 - begin, by_sigma) == 0;
     } else {
         is_well = 0;
@@ -596,21 +546,17 @@ static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *
 static int read_second(PyObject *by_x, PyObject *by_up, request *r)
 {
     tensor first, second;
-    int served = read_tensor(by_x, &first);
-    if (served > 0 && r->is_packed)
-        served = halve(&first);
-    if (served > 0)
-        served = is_same_shape(&first, &r->x);
-    if (served > 0 && r->is_packed)
+    if (!read_tensor(by_x, &first) || (r->is_packed && !halve(&first)) || !is_same_shape(&first, &r->x))
+        return 0;
+    set_operand(r, IGLU_BY_X, &first);
+    if (r->operation != GLU)
+        return 1;
+    if (r->is_packed)
         second = second_half(&first);
-    else if (served > 0 && r->operation == GLU)
-        served = read_alike(by_up, r, &second);
-    if (served > 0) {
-        set_operand(r, IGLU_BY_X, &first);
-        if (r->operation == GLU)
-            set_operand(r, IGLU_BY_UP, &second);
-    }
-    return served;
+    else if (!read_alike(by_up, r, &second))
+        return 0;
+    set_operand(r, IGLU_BY_UP, &second);
+    return 1;
 }
 
 /* Backward; or twice, given by_x and by_up. */
@@ -620,23 +566,16 @@ static PyObject *differentiate(PyObject *operation, PyObject *by_x, PyObject *by
     request r;
     memset(&r, 0, sizeof r);
     tensor grad;
-    int loops = -1, needs_sigma = PyObject_IsTrue(args[6]);
-    int served = needs_sigma < 0 ? -1 : read_request(operation, x, up, args[3], args[4], args[5], &r);
-    if (served > 0) {
-        loops = loops_of[by_x ? 2 : 1][r.operation];
-        served = loops >= 0 && (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object);
-    }
-    if (served > 0)
-        served = is_outside_transforms();
-    if (served > 0)
-        served = read_alike(grad_object, &r, &grad);
-    if (served > 0 && by_x)
-        served = read_second(by_x, by_up, &r);
-    if (served > 0) {
+    const int needs_sigma = PyObject_IsTrue(args[6]);
+    int served = needs_sigma >= 0 && read_request(operation, x, up, args[3], args[4], args[5], &r);
+    const int loops = served ? loops_of[by_x ? 2 : 1][r.operation] : -1;
+    served = loops >= 0 && (r.operation != OUTPUT || r.family == IGLU_RATIONAL) && (!needs_sigma || r.sigma.object) &&
+        is_outside_transforms() && read_alike(grad_object, &r, &grad) && (!by_x || read_second(by_x, by_up, &r));
+    if (served) {
         set_operand(&r, IGLU_GRAD, &grad);
         result = gradients(&r, loops, by_x ? grad_object : NULL, &grad, x, up, needs_sigma);
-    } else if (served == 0) {
-        result = Py_NewRef(Py_None);
+    } else {
+        result = none_unless_error();
     }
     free(r.sigma.values);
     return result;

@@ -1,4 +1,4 @@
-/* From a call (run.h) to spans (spans.h): the dimensions are ordered and merged, once for all callers; then it is
+/* From a call (run.h) to spans (loops.h): the dimensions are ordered and merged, once for all callers; then it is
  * said where the rows, the channels and the threads begin and end, and how the gradient of sigma is summed so
  * that the threads leave no trace in it. */
 
@@ -9,8 +9,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "spans.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -87,18 +85,18 @@ static void set_constants(char *const to[], int64_t i, double sigma, int is_floa
     const double of_float = (float)floor == 0 ? 0 : floor / (float)floor - 1;
     const double of_double = floor == 0 ? 0 : PI * (INVERSE_PI_LOW - fma(floor, size, -INVERSE_PI));
     const double constants[IGLU_CONSTANTS] = {
-        [IGLU_SIGMA] = size,
-        [IGLU_SIGMA_LOW] = is_float ? size - (float)size : 0,
-        [IGLU_OVER_PI] = over_pi,
-        [IGLU_OVER_PI_LOW] =
+        [IGLU_sigma] = size,
+        [IGLU_sigma_low] = is_float ? size - (float)size : 0,
+        [IGLU_over_pi] = over_pi,
+        [IGLU_over_pi_low] =
             is_float ? over_pi - (float)over_pi : fma(size, INVERSE_PI, -over_pi) + size * INVERSE_PI_LOW,
-        [IGLU_TIMES_QUARTER_PI] = size * (PI / 4),
-        [IGLU_FAR] = at_most(most, 0x1p20 / size),
-        [IGLU_TALL] = at_most(most, (is_float ? 0x1p30 : 0x1p60) / size),
-        [IGLU_FLOOR] = floor,
-        [IGLU_FLOOR_ERROR] = is_float ? of_float : of_double,
-        [IGLU_LARGEST] = at_most(most, (is_float ? 0x1p126 : 0x1p1022) / size),
-        [IGLU_SIGN] = sigma < 0 ? -1 : 1,
+        [IGLU_times_quarter_pi] = size * (PI / 4),
+        [IGLU_far] = at_most(most, 0x1p20 / size),
+        [IGLU_tall] = at_most(most, (is_float ? 0x1p30 : 0x1p60) / size),
+        [IGLU_floor] = floor,
+        [IGLU_floor_error] = is_float ? of_float : of_double,
+        [IGLU_largest] = at_most(most, (is_float ? 0x1p126 : 0x1p1022) / size),
+        [IGLU_sign] = sigma < 0 ? -1 : 1,
     };
     for (int k = 0; k < IGLU_CONSTANTS; k++)
         if (is_float)
@@ -131,9 +129,9 @@ typedef struct {
     int64_t run, period;
     char *constants[IGLU_CONSTANTS];
 
-    /* The sum goes by units of `unit` elements.  A unit has one sum; or one for each run; or, where the
-     * channels are innermost, one for each channel. */
-    int64_t unit, units;
+    /* The sum goes by units of `unit` elements.  There is one for each stretch of elements of one channel; or, where
+     * the channels are innermost and the stretch is 1, one for each unit and channel. */
+    int64_t stretch, unit, units, sums_count;
     double *sums;
     int grad_is_one_value;
     double grads[IGLU_CHUNK]; /* that value, over and over */
@@ -230,20 +228,14 @@ static void copy_elements(char *to, int64_t to_step, const char *from, int64_t f
 
 static void add_parts(const job *j, const char *parts, int64_t begin, int64_t length)
 {
-    const int64_t end = begin + length, channels = j->channels, inner = j->inner;
-    if (channels == 0) {
-        j->sums[begin / j->unit] += j->sum(parts, length);
-    } else if (inner > 1) {
-        for (int64_t at = begin, next; at < end; at = next) {
-            next = smaller(end, (at / inner + 1) * inner);
-            j->sums[at / inner] += j->sum(parts + (at - begin) * j->real_size, next - at);
-        }
-    } else {
-        double *sums = j->sums + begin / j->unit * channels;
-        for (int64_t at = begin, next; at < end; at = next) {
-            next = smaller(end, (at / channels + 1) * channels);
-            j->add(sums + at % channels, parts + (at - begin) * j->real_size, next - at);
-        }
+    const int64_t end = begin + length, per = j->stretch > 1 ? j->stretch : j->channels;
+    double *sums = j->sums + begin / j->unit * j->channels;
+    for (int64_t at = begin, next; at < end; at = next) {
+        next = smaller(end, (at / per + 1) * per);
+        if (j->stretch > 1)
+            j->sums[at / per] += j->sum(parts + (at - begin) * j->real_size, next - at);
+        else
+            j->add(sums + at % per, parts + (at - begin) * j->real_size, next - at);
     }
 }
 
@@ -315,29 +307,19 @@ static void in_parallel(int64_t count, int64_t grain, void (*body)(int64_t, int6
 
 static void *prepare_sums(job *j)
 {
-    const int64_t channels = j->channels, inner = j->inner;
-    int64_t sums;
-    if (channels == 0) {
-        j->unit = BLOCK;
-        sums = (j->n + BLOCK - 1) / BLOCK;
-    } else if (inner > 1) {
-        j->unit = inner * larger(1, BLOCK / inner);
-        sums = j->n / inner;
-    } else {
-        j->unit = channels * larger(16, 4 * GRAIN / channels);
-        sums = (j->n + j->unit - 1) / j->unit * channels;
-    }
+    const int64_t channels = j->channels;
+    j->stretch = channels ? j->inner : BLOCK;
+    j->unit = j->stretch > 1 ? j->stretch * larger(1, BLOCK / j->stretch) : channels * larger(16, 4 * GRAIN / channels);
     j->units = (j->n + j->unit - 1) / j->unit;
-    return j->sums = calloc((size_t)larger(sums, 1), sizeof(double));
+    j->sums_count = j->stretch > 1 ? (j->n + j->stretch - 1) / j->stretch : j->units * channels;
+    return j->sums = calloc((size_t)larger(j->sums_count, 1), sizeof(double));
 }
 
 static void combine_sums(const job *j)
 {
     const int64_t channels = larger(j->channels, 1);
-    const int64_t sums = j->channels && j->inner > 1 ? j->n / j->inner : j->units * channels;
-    for (int64_t channel = 0; channel < channels; channel++)
-        j->call->by_sigma[channel] = 0;
-    for (int64_t i = 0; i < sums; i++)
+    memset(j->call->by_sigma, 0, (size_t)channels * sizeof(double));
+    for (int64_t i = 0; i < j->sums_count; i++)
         j->call->by_sigma[i % channels] += j->sums[i];
 }
 
@@ -371,11 +353,10 @@ static void fill_constants(job *j, int64_t count, char *storage)
 int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_dtype dtype,
              const iglu_call *call)
 {
-    static const int64_t sizes[] = {[IGLU_F32] = 4, [IGLU_F64] = 8, [IGLU_BF16] = 2, [IGLU_F16] = 2};
     job j;
     memset(&j, 0, offsetof(job, grads));
     j.call = call;
-    j.size = sizes[dtype];
+    j.size = iglu_bytes(dtype);
     j.real_size = dtype == IGLU_F64 ? sizeof(double) : sizeof(float);
     order_and_merge(&j);
     j.grad_is_one_value = call->data[IGLU_GRAD] != NULL && j.n > 1;

@@ -3,8 +3,6 @@
 #ifndef IGLU_RUN_H
 #define IGLU_RUN_H
 
-#include <stdint.h>
-
 #include "loops.h"
 
 /* The most dimensions a tensor may have. */

@@ -11,17 +11,16 @@
 
 #include "tables.h"
 
+#define FIELD(name) __m512 name;
+#define CONSTANT(name) .name = _mm512_set1_ps(*(const float *)span->constants[IGLU_##name]),
+
 typedef struct {
-    __m512 sigma, sigma_low, over_pi, over_pi_low, floor, floor_error, largest;
+    IGLU_SCALE(FIELD)
 } scale_wide;
 
 IGLU_INLINE scale_wide scale_wide_of(const iglu_span *span)
 {
-#define CONSTANT(name) _mm512_set1_ps(*(const float *)span->constants[name])
-    scale_wide k = {CONSTANT(IGLU_SIGMA),       CONSTANT(IGLU_SIGMA_LOW), CONSTANT(IGLU_OVER_PI),
-                    CONSTANT(IGLU_OVER_PI_LOW), CONSTANT(IGLU_FLOOR),     CONSTANT(IGLU_FLOOR_ERROR),
-                    CONSTANT(IGLU_LARGEST)};
-#undef CONSTANT
+    const scale_wide k = {IGLU_SCALE(CONSTANT)};
     return k;
 }
 

@@ -358,8 +358,9 @@ class Family(NamedTuple):
     curvature: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
     by_sigma_twice: Formula  # d2f/dsigma2
     textbook_gate: Formula  # by definition, with the cancellation
-    slope_from_output: Formula | None = None  # the slope at x as a function of (f(x), sigma)
-    by_sigma_from_output: Formula | None = None
+    from_output: tuple[Formula, Formula] | None = (
+        None  # slope and by_sigma at x as functions of (f(x), sigma)
+    )
 
 
 EXACT = Family(
@@ -381,8 +382,7 @@ RATIONAL = Family(
     _rational_curvature,
     _rational_by_sigma_twice,
     _rational_textbook,
-    _rational_slope_from_output,
-    _rational_by_sigma_from_output,
+    (_rational_slope_from_output, _rational_by_sigma_from_output),
 )
 FAMILIES = {"none": EXACT, "rational": RATIONAL}
 """By the value of ``approximate``, in the spelling of ``torch.nn.functional.gelu``."""

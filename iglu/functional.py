@@ -148,11 +148,12 @@ def iglu_glu(
             f"iglu_glu: up must have gate's shape and dtype, {tuple(gate.shape)} {gate.dtype}, "
             f"got {tuple(up.shape)} {up.dtype}"
         )
-    half, other = plain.halves(gate, up)
+    half, other = plain.halves("glu", gate, up)
     scale, channel_dim = _prepare(half, sigma, channel_dim)
     if _is_limit(scale):
         wide = compute_dtype(half.dtype)
-        return (_limit(half.to(wide), scale) * other.to(wide)).to(half.dtype)
+        product: Tensor = _limit(half.to(wide), scale) * other.to(wide)
+        return product.to(half.dtype)
     return _serve("glu", gate, up, scale, approximate, channel_dim)
 
 

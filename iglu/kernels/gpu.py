@@ -101,7 +101,7 @@ def _serves(operation: str, x: Any, up: Any, sigma: Any, approximate: str, chann
     if up is not None:
         return _is_alike(up, x) and _is_served_sigma(sigma, x, channel_dim)
     is_packed = x.dim() > 0 and x.shape[-1] % 2 == 0
-    return is_packed and _is_served_sigma(sigma, halves(x, None)[0], channel_dim)
+    return is_packed and _is_served_sigma(sigma, halves(operation, x, None)[0], channel_dim)
 
 
 def _is_alike(other: Any, x: Tensor) -> bool:
@@ -197,16 +197,6 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _tile(tensors: tuple[Tensor, ...], sigma: Sigma, channel_dim: int) -> _Tiling:
-    first = tensors[0]
-    is_per_channel = isinstance(sigma, Tensor) and sigma.numel() > 1
-    return _tiling(
-        tuple(first.shape),
-        tuple(each.stride() for each in tensors),
-        channel_dim % first.dim() if is_per_channel else None,
-    )
-
-
 # -- launches --------------------------------------------------------------------------------------
 
 
@@ -228,17 +218,26 @@ def _scale(sigma: Sigma) -> tuple[Any, float, int]:
 def _launch(
     kernel: str,
     tensors: tuple[Tensor | None, ...],
-    tiling: _Tiling,
-    strides: tuple[Shape, ...],
-    sigma: Sigma,
+    sigma: Any,
     operation: str,
     approximate: str,
+    channel_dim: int,
     **options: Any,
-) -> None:
-    device = next(each.device for each in tensors if each is not None)
-    with _current(device):
+) -> Tensor | None:
+    """Run a kernel over tensors, those that are there; the gradient of sigma, if it ``needs_sums``."""
+    there = [each for each in tensors if each is not None]
+    first, is_number = there[0], not isinstance(sigma, Tensor)
+    channels = None if is_number or sigma.numel() == 1 else channel_dim % first.dim()
+    tiling = _tiling(tuple(first.shape), tuple(each.stride() for each in there), channels)
+    known = iter(tiling.strides)
+    strides = [tiling.strides[0] if each is None else next(known) for each in tensors]
+    sums = None
+    if options.get("needs_sums"):
+        sums = torch.empty(tiling.blocks, tiling.channels, dtype=torch.float32, device=first.device)
+    with _current(first.device):
         getattr(_load()[0], kernel)[(tiling.programs,)](
             *tensors,
+            *((sums,) if "needs_sums" in options else ()),
             *_scale(sigma),
             tiling.channels,
             tiling.elements,
@@ -246,7 +245,7 @@ def _launch(
             *strides,
             operation=operation,
             is_exact=approximate == "none",
-            is_number=not isinstance(sigma, Tensor),
+            is_number=is_number,
             wide=tiling.is_wide,
             block_channels=tiling.block_channels,
             block=tiling.block,
@@ -254,6 +253,7 @@ def _launch(
             enable_fp_fusion=False,  # see gpu_formulas.py
             **options,
         )
+    return None if sums is None else sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape)
 
 
 def forward(
@@ -268,7 +268,9 @@ def forward(
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
     with _named(operation), torch.no_grad():
-        y = _run(operation, x, up, sigma, approximate, channel_dim, out)
+        at, other = halves(operation, x.detach(), None if up is None else up.detach())
+        y = torch.empty_like(at) if out is None else out
+        _launch("forward", (y.detach(), at, other), sigma, operation, approximate, channel_dim)
     if out is not None or not record.is_recorded(x, up, sigma):
         return y
     number, scale = (None, sigma) if isinstance(sigma, Tensor) else (sigma, None)
@@ -280,25 +282,6 @@ def _named(operation: str) -> contextlib.AbstractContextManager[Any]:
     if not torch._C._autograd._profiler_enabled():
         return contextlib.nullcontext()
     return torch.profiler.record_function(f"iglu::{operation}")
-
-
-def _run(
-    operation: str,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
-    approximate: str,
-    channel_dim: int,
-    out: Tensor | None,
-) -> Tensor:
-    x, up = x.detach(), None if up is None else up.detach()
-    if operation == "glu":
-        x, up = halves(x, up)
-    y = torch.empty_like(x) if out is None else out.detach()
-    tiling = _tile((y, x) if up is None else (y, x, up), sigma, channel_dim)
-    strides = tiling.strides if up is not None else (*tiling.strides, tiling.strides[1])
-    _launch("forward", (y, x, up), tiling, strides, sigma, operation, approximate)
-    return y if out is None else out
 
 
 def backward(
@@ -317,33 +300,15 @@ def backward(
     (1+2v)^2/2 for y < 0 and 1 - 1/(2(1+u)^2) for y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v."""
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
-    at, other = halves(x, up) if operation == "glu" else (x, None)
+    at, other = halves(operation, x, up)
     if not _is_alike(grad, at):
         return None
     grad_x = torch.empty_like(x)
     grad_up = None if up is None else torch.empty_like(up)
-    if other is not None:
-        by_at, by_other = halves(grad_x, grad_up)
-        tensors: tuple[Tensor | None, ...] = (by_at, grad, at, by_other, other)
-        tiling = _tile((by_at, grad, at, by_other, other), sigma, channel_dim)
-        strides = tiling.strides
-    else:
-        tiling = _tile((grad_x, grad, x), sigma, channel_dim)
-        tensors = (grad_x, grad, x, None, None)
-        strides = (*tiling.strides, tiling.strides[0], tiling.strides[0])
-    sums = _sums(tiling, x) if needs_sigma else None
-    options = {"needs_sums": needs_sigma}
-    _launch("backward", (*tensors, sums), tiling, strides, sigma, operation, approximate, **options)
-    return grad_x, grad_up, _total(sums, sigma)
-
-
-def _sums(tiling: _Tiling, x: Tensor) -> Tensor:
-    """Where a kernel writes the parts of the gradient of sigma."""
-    return torch.empty(tiling.blocks, tiling.channels, dtype=torch.float32, device=x.device)
-
-
-def _total(sums: Tensor | None, sigma: Any) -> Tensor | None:
-    return None if sums is None else sums.sum(0, dtype=torch.float64).to(sigma.dtype).reshape(sigma.shape)
+    by_at, by_other = halves(operation, grad_x, grad_up)
+    tensors = (by_at, grad, at, by_other, other)
+    call = (sigma, operation, approximate, channel_dim)
+    return grad_x, grad_up, _launch("backward", tensors, *call, needs_sums=needs_sigma)
 
 
 def twice(
@@ -361,23 +326,16 @@ def twice(
     """The gradients of grad, x, up and sigma, in one pass."""
     if operation not in ("value", "glu") or not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
-    is_pair = operation == "glu"
-    if not _is_alike(by_x, x) or (up is not None and not _is_alike(by_up, x)):
-        return None
-    at, other = halves(x, up) if is_pair else (x, None)
-    if not _is_alike(grad, at):
+    at, other = halves(operation, x, up)
+    if not (_is_alike(by_x, x) and (up is None or _is_alike(by_up, x)) and _is_alike(grad, at)):
         return None
     of_grad, of_x = torch.empty_like(grad), torch.empty_like(x)
     of_up = None if up is None else torch.empty_like(up)
-    first, second = halves(by_x, by_up) if is_pair else (by_x, None)
-    of_at, of_other = halves(of_x, of_up) if is_pair else (of_x, None)
+    first, second = halves(operation, by_x, by_up if up is not None else None)
+    of_at, of_other = halves(operation, of_x, of_up)
     tensors = (of_grad, first, grad, at, of_at, second, other, of_other)
-    tiling = _tile(tuple(each for each in tensors if each is not None), sigma, channel_dim)
-    strides = tiling.strides if is_pair else (*tiling.strides, *tiling.strides[:3])
-    sums = _sums(tiling, x) if needs_sigma else None
-    options = {"needs_sums": needs_sigma}
-    _launch("twice", (*tensors, sums), tiling, strides, sigma, operation, approximate, **options)
-    return of_grad, of_x, of_up, _total(sums, sigma)
+    call = (sigma, operation, approximate, channel_dim)
+    return of_grad, of_x, of_up, _launch("twice", tensors, *call, needs_sums=needs_sigma)
 
 
 record.KERNELS["triton"] = record.Kernels(forward, backward, twice)

@@ -91,69 +91,27 @@ def scale(sigma, sigma_low, sigma_stride, channel, channels, is_number: tl.const
 
 
 @triton.jit
-def any_value(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
+def either(
+    exact: tl.constexpr,
+    rational: tl.constexpr,
+    x,
+    sigma,
+    sigma_low,
+    is_exact: tl.constexpr,
+    half: tl.constexpr,
+):
+    """One of two formulas, by the family."""
+    if is_exact:
+        return exact(x, sigma, sigma_low, half)
+    else:
+        return rational(x, sigma, sigma_low, half)
+
+
+@triton.jit
+def value_of(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
     """The formulas are odd or even in sigma x: f(x; sigma) = s f(s x; |sigma|), s the sign of sigma."""
-    if is_exact:
-        value = sign * exact_value(sign * x, sigma, sigma_low, half)
-    else:
-        value = sign * rational_value(sign * x, sigma, sigma_low, half)
+    value = sign * either(exact_value, rational_value, sign * x, sigma, sigma_low, is_exact, half)
     return tl.where(sigma == 0, 0.5 * x, value)
-
-
-@triton.jit
-def any_gate(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return exact_gate(sign * x, sigma, sigma_low, half)
-    else:
-        return rational_gate(sign * x, sigma, sigma_low, half)
-
-
-@triton.jit
-def any_slope(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return exact_slope(sign * x, sigma, sigma_low, half)
-    else:
-        return rational_slope(sign * x, sigma, sigma_low, half)
-
-
-@triton.jit
-def any_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return exact_by_sigma(x, sigma, sigma_low, half)
-    else:
-        return rational_by_sigma(x, sigma, sigma_low, half)
-
-
-@triton.jit
-def any_gate_slope(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return sign * exact_gate_slope(x, sigma, sigma_low, half)
-    else:
-        return sign * rational_gate_slope(x, sigma, sigma_low, half)
-
-
-@triton.jit
-def any_gate_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return tl.where(sigma == 0, x * INVERSE_PI, exact_gate_by_sigma(x, sigma, sigma_low, half))
-    else:
-        return tl.where(sigma == 0, x * 0.5, rational_gate_by_sigma(x, sigma, sigma_low, half))
-
-
-@triton.jit
-def any_curvature(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return sign * exact_curvature(x, sigma, sigma_low, half)
-    else:
-        return sign * rational_curvature(x, sigma, sigma_low, half)
-
-
-@triton.jit
-def any_slope_by_sigma(x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr):
-    if is_exact:
-        return exact_slope_by_sigma(x, sigma, sigma_low, half)
-    else:
-        return rational_slope_by_sigma(x, sigma, sigma_low, half)
 
 
 @triton.jit
@@ -183,9 +141,9 @@ def forward(
     sign, sigma, sigma_low = scale(sigma, sigma_low, sigma_stride, channel, channels, is_number)
     at = read(x, channel, index, sizes, x_strides, exists)
     if operation == "gate":
-        result = any_gate(at, sign, sigma, sigma_low, is_exact, half)
+        result = either(exact_gate, rational_gate, sign * at, sigma, sigma_low, is_exact, half)
     else:
-        result = any_value(at, sign, sigma, sigma_low, is_exact, half)
+        result = value_of(at, sign, sigma, sigma_low, is_exact, half)
     if operation == "glu":
         result *= read(up, channel, index, sizes, up_strides, exists)
     write(y, result, channel, index, sizes, y_strides, exists)
@@ -225,23 +183,26 @@ def backward(
     at = read(x, channel, index, sizes, x_strides, exists)
     through = read(grad, channel, index, sizes, grad_strides, exists)
     if operation == "glu":
-        by_up = through * any_value(at, sign, sigma, sigma_low, is_exact, half)
+        by_up = through * value_of(at, sign, sigma, sigma_low, is_exact, half)
         write(grad_up, by_up, channel, index, sizes, grad_up_strides, exists)
         through *= read(up, channel, index, sizes, up_strides, exists)
     if operation == "gate":
-        by_x = any_gate_slope(at, sign, sigma, sigma_low, is_exact, half)
+        by_x = sign * either(exact_gate_slope, rational_gate_slope, at, sigma, sigma_low, is_exact, half)
     elif operation == "output":
         by_x = rational_slope_from_output(sign * at, sigma, sigma_low)
     else:
-        by_x = any_slope(at, sign, sigma, sigma_low, is_exact, half)
+        by_x = either(exact_slope, rational_slope, sign * at, sigma, sigma_low, is_exact, half)
     write(grad_x, through * by_x, channel, index, sizes, grad_x_strides, exists)
     if needs_sums:
         if operation == "gate":
-            by_sigma = any_gate_by_sigma(at, sigma, sigma_low, is_exact, half)
+            by_sigma = either(
+                exact_gate_by_sigma, rational_gate_by_sigma, at, sigma, sigma_low, is_exact, half
+            )
+            by_sigma = tl.where(sigma == 0, at * (INVERSE_PI if is_exact else 0.5), by_sigma)
         elif operation == "output":
             by_sigma = rational_by_sigma_from_output(sign * at, sigma, sigma_low)
         else:
-            by_sigma = any_by_sigma(at, sigma, sigma_low, is_exact, half)
+            by_sigma = either(exact_by_sigma, rational_by_sigma, at, sigma, sigma_low, is_exact, half)
         part = tl.sum(tl.where(exists, through * by_sigma, 0.0), axis=1, keep_dims=True)
         tl.store(sums + number * channels + channel, part, mask=channel < channels)
 
@@ -286,13 +247,13 @@ def twice(
     at = read(x, channel, index, sizes, x_strides, exists)
     given = read(grad, channel, index, sizes, grad_strides, exists)
     v = read(by_x, channel, index, sizes, by_x_strides, exists)
-    slope = any_slope(at, sign, sigma, sigma_low, is_exact, half)
-    curvature = any_curvature(at, sign, sigma, sigma_low, is_exact, half)
+    slope = either(exact_slope, rational_slope, sign * at, sigma, sigma_low, is_exact, half)
+    curvature = sign * either(exact_curvature, rational_curvature, at, sigma, sigma_low, is_exact, half)
     if operation == "glu":
         q = read(by_up, channel, index, sizes, by_up_strides, exists)
         write(of_up, given * v * slope, channel, index, sizes, of_up_strides, exists)
         v *= read(up, channel, index, sizes, up_strides, exists)
-        first = fused(v, slope, q * any_value(at, sign, sigma, sigma_low, is_exact, half))
+        first = fused(v, slope, q * value_of(at, sign, sigma, sigma_low, is_exact, half))
         second = given * fused(v, curvature, q * slope)
     else:
         first = v * slope
@@ -300,8 +261,10 @@ def twice(
     write(of_grad, first, channel, index, sizes, of_grad_strides, exists)
     write(of_x, second, channel, index, sizes, of_x_strides, exists)
     if needs_sums:
-        by_sigma = v * any_slope_by_sigma(at, sigma, sigma_low, is_exact, half)
+        by_sigma = v * either(
+            exact_slope_by_sigma, rational_slope_by_sigma, at, sigma, sigma_low, is_exact, half
+        )
         if operation == "glu":
-            by_sigma += q * any_by_sigma(at, sigma, sigma_low, is_exact, half)
+            by_sigma += q * either(exact_by_sigma, rational_by_sigma, at, sigma, sigma_low, is_exact, half)
         part = tl.sum(tl.where(exists, given * by_sigma, 0.0), axis=1, keep_dims=True)
         tl.store(sums + number * channels + channel, part, mask=channel < channels)

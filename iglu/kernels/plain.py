@@ -8,7 +8,7 @@ vmap and their compositions follow from one table.
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ Partial = tuple[str, str | None] | Formula
 
 class Operation(NamedTuple):
     """A function of (x, sigma) and its partial derivative by each: another operation, and the input it is
-    multiplied with; or a function of (x, sigma) made of operations.  Without partials torch differentiates
-    the formula."""
+    multiplied with; or a formula, which torch may differentiate.  Without partials torch differentiates the
+    operation."""
 
     value: Formula
     partials: dict[str, Partial]
@@ -38,12 +38,15 @@ def _operations(family: Family) -> dict[str, Operation]:
     def textbook_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
         return x * x * family.density(x, sigma)
 
+    def itself(y: Tensor, sigma: Sigma) -> Tensor:
+        return y
+
     value: dict[str, Partial] = {"x": ("slope", None), "sigma": ("by_sigma", None)}
     pair: dict[str, Partial] = {"x": ("slope", "up"), "up": ("value", None), "sigma": ("by_sigma", "up")}
     gate: dict[str, Partial] = {"x": ("density", "sigma"), "sigma": ("density", "x")}
     slope: dict[str, Partial] = {"x": ("curvature", "sigma"), "sigma": ("curvature", "x")}
     by_sigma: dict[str, Partial] = {"x": ("curvature", "x"), "sigma": ("by_sigma_twice", None)}
-    return {
+    operations = {
         "value": Operation(family.value, value, textbook_value),
         "glu": Operation(family.value, pair, textbook_value),  # and this times up
         "gate": Operation(family.gate, gate, family.textbook_gate),
@@ -53,6 +56,10 @@ def _operations(family: Family) -> dict[str, Operation]:
         "curvature": Operation(family.curvature, {}, family.curvature),
         "by_sigma_twice": Operation(family.by_sigma_twice, {}, family.by_sigma_twice),
     }
+    if family.from_output is not None:  # the value, x being its output
+        slope_of, by_sigma_of = family.from_output
+        operations["output"] = Operation(itself, {"x": slope_of, "sigma": by_sigma_of}, itself)
+    return operations
 
 
 OPERATIONS = {approximate: _operations(family) for approximate, family in FAMILIES.items()}
@@ -88,15 +95,14 @@ def _evaluate(
 ) -> Tensor:
     wide = compute_dtype(x.dtype)
     scale = widen(broadcast(sigma, x, channel_dim), wide)
-    if operation != "glu":
-        return formula(x.to(wide), scale).to(x.dtype)
-    gate, other = halves(x, up)
-    return (formula(gate.to(wide), scale) * other.to(wide)).to(x.dtype)
+    at, other = halves(operation, x, up)
+    result = formula(at.to(wide), scale)
+    return (result if other is None else result * other.to(wide)).to(x.dtype)
 
 
-def halves(x: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up, of two tensors or of one that holds both along its last dimension."""
-    if up is not None:
+def halves(operation: str, x: Tensor, up: Tensor | None) -> tuple[Tensor, Any]:
+    """Of "glu" gate and up, two tensors or one that holds both along its last dimension; else x alone."""
+    if operation != "glu" or up is not None:
         return x, up
     gate, other = x.chunk(2, -1)
     return gate, other

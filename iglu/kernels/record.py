@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 
-from iglu.formulas import FAMILIES, Sigma, compute_dtype, is_exporting
+from iglu.formulas import Sigma, compute_dtype, is_exporting
 from iglu.kernels import plain
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -155,9 +155,9 @@ def differentiable_twice(
 ) -> tuple[Tensor | None, ...]:
     """The same by the operations in torch: of the first gradients grad f' up, grad f and grad f_sigma up."""
     wide = compute_dtype(x.dtype)
-    at, other = plain.halves(x, up) if operation == "glu" else (x, None)
-    if by_x is not None and operation == "glu" and up is None:
-        by_x, by_up = plain.halves(by_x, None)
+    at, other = plain.halves(operation, x, up)
+    if by_x is not None and up is None:
+        by_x, by_up = plain.halves(operation, by_x, None)
     g, at = grad.to(wide), at.to(wide)
     shape = plain.broadcast(sigma, x, channel_dim)
     scale = plain.widen(shape, wide)
@@ -222,32 +222,30 @@ def differentiable_gradients(
     needs: Sequence[bool],
 ) -> Gradients:
     """The gradients by the table of partials, which torch can differentiate again."""
-    at, other = plain.halves(x, up) if operation == "glu" else (x, None)
-    scale = plain.broadcast(sigma, x, channel_dim)
-    wide = compute_dtype(x.dtype)
-    partials = _Partials(operation, approximate, at.to(wide), other, plain.widen(scale, wide))
-
-    def gradient_of(name: str) -> Tensor:
-        return partials.times(grad, name)
-
-    by_x = gradient_of("x").to(x.dtype) if needs[0] else None
-    needs_up = needs[0] if up is None else needs[1]
-    by_up = gradient_of("up").to(x.dtype) if other is not None and needs_up else None
+    partials = _Partials(operation, x, up, sigma, approximate, channel_dim)
+    by_x = partials.times(grad, "x").to(x.dtype) if needs[0] else None
+    needs_up = operation == "glu" and needs[0 if up is None else 1]
+    by_up = partials.times(grad, "up").to(x.dtype) if needs_up else None
     if up is None and by_x is not None and by_up is not None:
         by_x, by_up = torch.cat([by_x, by_up], -1), None
-    if not needs[2] or not isinstance(sigma, Tensor) or not isinstance(scale, Tensor):
+    if not needs[2] or not isinstance(sigma, Tensor):
         return by_x, by_up, None
-    by_sigma = gradient_of("sigma").sum_to_size(scale.shape)
+    by_sigma = partials.times(grad, "sigma").sum_to_size(partials.inputs["sigma"].shape)
     return by_x, by_up, by_sigma.reshape(sigma.shape).to(sigma.dtype)
 
 
 class _Partials:
     """The partial derivatives of an operation at its inputs."""
 
-    def __init__(self, operation: str, approximate: str, x: Tensor, up: Tensor | None, sigma: Sigma) -> None:
+    def __init__(
+        self, operation: str, x: Tensor, up: Any, sigma: Sigma, approximate: str, channel_dim: int | None
+    ) -> None:
         self.of = plain.OPERATIONS[approximate][operation].partials
         self.approximate = approximate
-        self.inputs: dict[str, Any] = {"x": x, "up": None if up is None else up.to(x.dtype), "sigma": sigma}
+        wide = compute_dtype(x.dtype)
+        at, other = plain.halves(operation, x, up)
+        scale = plain.widen(plain.broadcast(sigma, x, channel_dim), wide)
+        self.inputs: dict[str, Any] = {"x": at.to(wide), "up": plain.widen(other, wide), "sigma": scale}
 
     def times(self, factor: Tensor, name: str) -> Tensor:
         """The derivative by the input of this name, times a gradient or a tangent."""
@@ -258,22 +256,6 @@ class _Partials:
         operation, multiplied_with = partial
         result = factor.to(x.dtype) * call(operation, x, None, sigma, self.approximate, None)
         return result if multiplied_with is None else result * self.inputs[multiplied_with]
-
-
-def _from_output(
-    grad: Tensor, y: Tensor, sigma: Sigma, channel_dim: int | None, needs_sigma: bool
-) -> Gradients:
-    """The gradients of x and of sigma from the output; torch itself may differentiate these formulas."""
-    family = FAMILIES["rational"]
-    assert family.slope_from_output is not None
-    assert family.by_sigma_from_output is not None
-    wide = compute_dtype(y.dtype)
-    scale = plain.widen(plain.broadcast(sigma, y, channel_dim), wide)
-    by_x = (grad.to(wide) * family.slope_from_output(y.to(wide), scale)).to(y.dtype)
-    if not needs_sigma or not isinstance(sigma, Tensor) or not isinstance(scale, Tensor):
-        return by_x, None, None
-    by_sigma = (grad.to(wide) * family.by_sigma_from_output(y.to(wide), scale)).sum_to_size(scale.shape)
-    return by_x, None, by_sigma.reshape(sigma.shape).to(sigma.dtype)
 
 
 # -- the three ways to be recorded -----------------------------------------------------------------
@@ -342,12 +324,9 @@ class IgluFromOutput(Function):
         y, sigma = ctx.saved_tensors
         kernels, number, channel_dim = ctx.call
         sigma = sigma if number is None else number
-        needs_sigma = ctx.needs_input_grad[2]
-        grads = None
-        if _is_for_kernels(kernels):
-            inputs = ("output", grad, y, None, sigma, "rational", channel_dim, needs_sigma)
-            grads = KERNELS[kernels].backward(*inputs)
-        by_x, _, by_sigma = grads or _from_output(grad, y, sigma, channel_dim, needs_sigma)
+        needs = (True, False, ctx.needs_input_grad[2])
+        grads = _gradients(kernels, "output", grad, y, None, sigma, "rational", channel_dim, needs)
+        by_x, _, by_sigma = grads
         return None, by_x, by_sigma, None, None
 
 
@@ -368,12 +347,12 @@ class _Transformed(Function):
         is_tensor = isinstance(sigma, Tensor)
         ctx.save_for_backward(x, up, sigma if is_tensor else None)
         ctx.save_for_forward(x, up, sigma if is_tensor else None)
-        ctx.call = ("plain", operation, None if is_tensor else sigma, approximate, channel_dim)
+        ctx.call = (operation, None if is_tensor else sigma, approximate, channel_dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, up, tensor_sigma = ctx.saved_tensors
-        _, operation, number, approximate, channel_dim = ctx.call
+        operation, number, approximate, channel_dim = ctx.call
         sigma = number if tensor_sigma is None else tensor_sigma
         needs = ctx.needs_input_grad[1:4]
         grads = differentiable_gradients(operation, grad, x, up, sigma, approximate, channel_dim, needs)
@@ -384,18 +363,15 @@ class _Transformed(Function):
         ctx: Any, _: None, by_x: Tensor | None, by_up: Tensor | None, by_sigma: Tensor | None, *__: None
     ) -> Tensor:
         x, up, tensor_sigma = ctx.saved_tensors
-        _, operation, number, approximate, channel_dim = ctx.call
+        operation, number, approximate, channel_dim = ctx.call
         sigma = number if tensor_sigma is None else tensor_sigma
-        wide = compute_dtype(x.dtype)
-        scale = plain.widen(plain.broadcast(sigma, x, channel_dim), wide)
-        at, other = plain.halves(x, up) if operation == "glu" else (x, None)
-        if operation == "glu" and up is None and by_x is not None:
-            by_x, by_up = plain.halves(by_x, None)
+        if up is None and by_x is not None:
+            by_x, by_up = plain.halves(operation, by_x, None)
         tangents: dict[str, Any] = {"x": by_x, "up": by_up, "sigma": by_sigma}
         if by_sigma is not None:
             tangents["sigma"] = plain.broadcast(by_sigma, x, channel_dim)
-        partials = _Partials(operation, approximate, at.to(wide), other, scale)
-        result = torch.zeros_like(at, dtype=wide)
+        partials = _Partials(operation, x, up, sigma, approximate, channel_dim)
+        result = torch.zeros_like(partials.inputs["x"])
         for name, tangent in tangents.items():
             if tangent is not None:
                 result = result + partials.times(tangent, name)

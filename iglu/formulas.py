@@ -99,7 +99,12 @@ def _size(x: Tensor, sigma: Sigma) -> Tensor:
     largest = torch.finfo(x.dtype).max
     if isinstance(sigma, Tensor):
         return torch.minimum(x.abs(), (_FAR[x.dtype] / sigma.abs()).clamp(max=largest))
-    return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
+    if not _is_compiled():
+        return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
+    # To a compiler a comparison is cheaper than a minimum.  The bound of a clamp would stay what it was for
+    # the first sigma, also where sigma is a dynamic number (torch 2.13).
+    limit = (x.new_full((), _FAR[x.dtype]) / sigma).clamp(max=largest)
+    return torch.where(x.abs() > limit, limit, x.abs())
 
 
 def _inverse(a: Tensor) -> Tensor:

@@ -703,3 +703,18 @@ def test_the_backward_pass_uses_what_its_forward_pass_used(monkeypatch):
         by_loops.sum().backward()
     with pytest.raises(AssertionError, match="not served"):
         by_formulas.sum().backward()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("approximate", "dtype"), [("rational", torch.float32), ("none", torch.float64)])
+def test_a_program_compiled_for_one_sigma_is_right_for_the_next(approximate, dtype):
+    """Nothing of the first sigma may stay in it: the bound at which |x| is cut depends on sigma."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, sigma: iglu.iglu(x, sigma, approximate=approximate), dynamic=True)
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([-math.inf, -largest, -1.0, 2.0], dtype=dtype)
+    for sigma in (0.5, largest / 1e8, 3.0):
+        floor = -1 / (math.pi * sigma) if approximate == "none" else -1 / (2 * sigma)
+        found = compiled(x, sigma)
+        torch.testing.assert_close(found[:2], torch.full((2,), floor, dtype=dtype), rtol=1e-6, atol=0)
+        torch.testing.assert_close(found, iglu.iglu(x, sigma, approximate=approximate), rtol=1e-6, atol=0)

@@ -52,6 +52,7 @@ def _available() -> list[str]:
 def instruction_set(request):
     before = kernels.capability()
     kernels.use(request.param)
+    assert kernels.capability() == request.param
     yield request.param
     kernels.use(before)
 

@@ -167,7 +167,7 @@ class _Compiler:
 
 @pytest.fixture
 def compile_for(monkeypatch, tmp_path):
-    """Make the module compile its calls on CPU tensors for a target; returns the two compilers."""
+    """Make the module compile its calls on CPU tensors for a target; returns the three compilers."""
     if is_interpreted:
         pytest.skip("the interpreter compiles nothing")
     from iglu.kernels import gpu_kernels
@@ -176,8 +176,9 @@ def compile_for(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "device_type", "cpu")
 
     def prepare(target):
+        names = ("forward", "backward", "twice")
         kernels = types.SimpleNamespace(
-            forward=_Compiler(gpu_kernels.forward, target), backward=_Compiler(gpu_kernels.backward, target)
+            **{name: _Compiler(getattr(gpu_kernels, name), target) for name in names}
         )
         monkeypatch.setattr(gpu, "_load", lambda: (kernels, ""))
         return kernels
@@ -224,6 +225,16 @@ def test_the_backward_pass_from_the_output_compiles(compile_for):
     x, sigma = torch.ones(4, 32, requires_grad=True), torch.ones(32, requires_grad=True)
     record.keep_output("triton", x, sigma, 1, False).sum().backward()
     assert kernels.backward.compiled.asm["cubin"]
+
+
+@pytest.mark.parametrize("approximate", ["none", "rational"])
+@pytest.mark.parametrize("operation", ["value", "glu"])
+def test_the_gradients_of_gradients_compile(compile_for, operation, approximate):
+    kernels = compile_for(AMPERE)
+    grad, sigma = torch.ones(4, 32), torch.ones(32)
+    x = torch.ones(4, 64) if operation == "glu" else grad
+    assert gpu.twice(operation, x, None, grad, x, None, sigma, approximate, -1, True) is not None
+    assert kernels.twice.compiled.asm["cubin"]
 
 
 def test_64_bit_indices_compile(compile_for, monkeypatch):

@@ -97,14 +97,12 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
 def _size(x: Tensor, sigma: Sigma) -> Tensor:
     """|x|, cut; the comparison lets a NaN through."""
     largest = torch.finfo(x.dtype).max
-    if isinstance(sigma, Tensor):
-        return torch.minimum(x.abs(), (_FAR[x.dtype] / sigma.abs()).clamp(max=largest))
-    if not _is_compiled():
-        return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
-    # To a compiler a comparison is cheaper than a minimum.  The bound of a clamp would stay what it was for
-    # the first sigma, also where sigma is a dynamic number (torch 2.13).
-    limit = (x.new_full((), _FAR[x.dtype]) / sigma).clamp(max=largest)
-    return torch.where(x.abs() > limit, limit, x.abs())
+    if not isinstance(sigma, Tensor):
+        if not _is_compiled() or _is_constant(sigma):
+            return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
+        # the bound of a clamp would stay what it was for the first sigma (torch 2.13)
+        sigma = x.new_ones(()) * sigma
+    return torch.minimum(x.abs(), (_FAR[x.dtype] / sigma.abs()).clamp(max=largest))
 
 
 def _inverse(a: Tensor) -> Tensor:
@@ -153,6 +151,13 @@ def _is_onnx(sigma: Sigma) -> bool:
 
 
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
+
+
+def _is_constant(sigma: float) -> bool:
+    """Whether a program that is being compiled is for this sigma alone."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # a second to import
+
+    return has_static_value(sigma)
 
 
 def _is_compiled() -> bool:

@@ -129,17 +129,6 @@ def _has_twice(kernels: str, operation: str) -> bool:
     return operation in ("value", "glu") and KERNELS[kernels].twice is not None and not is_dynamo_compiling()
 
 
-def _twice(
-    kernels: str, operation: str, by_x: Any, by_up: Any, by_sigma: Any, *inputs: Any
-) -> tuple[Tensor | None, ...]:
-    """The gradients of grad, x, up and sigma: see Kernels.twice, which knows of no by_sigma."""
-    twice = KERNELS[kernels].twice
-    found = None
-    if twice is not None and by_sigma is None and _is_for_kernels(kernels):
-        found = twice(operation, by_x, by_up, *inputs)
-    return differentiable_twice(operation, by_x, by_up, by_sigma, *inputs) if found is None else found
-
-
 def differentiable_twice(
     operation: str,
     by_x: Tensor | None,
@@ -153,7 +142,8 @@ def differentiable_twice(
     channel_dim: int | None,
     needs_sigma: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The same by the operations in torch: of the first gradients grad f' up, grad f and grad f_sigma up."""
+    """As Kernels.twice, which knows of no by_sigma, by the operations in torch: of the first gradients
+    grad f' up, grad f and grad f_sigma up."""
     wide = compute_dtype(x.dtype)
     at, other = plain.halves(operation, x, up)
     if by_x is not None and up is None:
@@ -292,9 +282,17 @@ class Iglu(Function):
         scale = number if sigma is None else sigma
         needs = ctx.needs_input_grad[1:4]
         if grad is not None:
-            inputs = (operation, *through, grad, x, up, scale, approximate, channel_dim, needs[2])
-            by_grad, *others = _twice(kernels, *inputs)
-            return None, *others, by_grad
+            by_x, by_up, by_sigma = through
+            twice = KERNELS[kernels].twice
+            found = None
+            if twice is not None and by_sigma is None and _is_for_kernels(kernels):
+                found = twice(operation, by_x, by_up, grad, x, up, scale, approximate, channel_dim, needs[2])
+            if found is None:
+                found = differentiable_twice(
+                    operation, by_x, by_up, by_sigma, grad, x, up, scale, approximate, channel_dim, needs[2]
+                )
+            by_grad, at_x, at_up, at_sigma = found
+            return None, at_x, at_up, at_sigma, by_grad
         if torch.is_grad_enabled() and _has_twice(kernels, operation):
             grads = Iglu.apply((*ctx.call, None), x, up, sigma, through[0])  # type: ignore[no-untyped-call]
         else:

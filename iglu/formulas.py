@@ -155,7 +155,8 @@ _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 def _is_constant(sigma: float) -> bool:
     """Whether a program that is being compiled is for this sigma alone."""
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # a second to import
+    # a third of a second to import, and there already where something is compiled
+    from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(sigma)
 
@@ -368,9 +369,8 @@ class Family(NamedTuple):
     curvature: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
     by_sigma_twice: Formula  # d2f/dsigma2
     textbook_gate: Formula  # by definition, with the cancellation
-    from_output: tuple[Formula, Formula] | None = (
-        None  # slope and by_sigma at x as functions of (f(x), sigma)
-    )
+    # slope and by_sigma at x as functions of (f(x), sigma)
+    from_output: tuple[Formula, Formula] | None = None
 
 
 EXACT = Family(

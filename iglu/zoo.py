@@ -107,6 +107,7 @@ def parse(text: str) -> Spec:
     if name not in ZOO:
         written = name.strip().lower().replace("-", "_").replace(" ", "_")
         near = [_ALSO_CALLED[written]] if written in _ALSO_CALLED else difflib.get_close_matches(written, ZOO)
+        near.sort(key=lambda each: sorted(each) != sorted(written))  # letters in another order first
         hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(ZOO)}."
         raise ValueError(f"Unknown activation {name!r}.{hint}")
     if not colon:

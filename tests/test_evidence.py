@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import sys
 
 import pytest
 
 pytest.importorskip("tyro", reason="the lab")
+
+from scipy.stats import t as student
 
 from iglu.lab.report.gather import Gathered, gather
 from iglu.lab.report.sigmas import networks
@@ -52,6 +55,16 @@ def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
         assert len(gains) == 5, "the text says five"
         gained, lost = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
         assert f"better than sigma = 1 in {gained} and worse in {lost}" in RULES[rule].weakness
+
+
+def test_the_plan_says_what_ten_seeds_can_show() -> None:
+    """At a spread of .7, if pairing gains nothing: the quantile of 5% over the comparisons and that of 80%."""
+    text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
+    one, nine = (
+        0.7 * math.sqrt(2 / 10) * (student.ppf(1 - 0.025 / comparisons, 9) + student.ppf(0.8, 9))
+        for comparisons in (1, 9)
+    )
+    assert f"{one:.2f} points for the one comparison of a claim and {nine:.2f} for".lstrip("0") in text
 
 
 def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:

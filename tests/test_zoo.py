@@ -82,6 +82,7 @@ def test_labels_are_those_of_a_printed_table():
     ("text", "message"),
     [
         ("igul", "Unknown activation 'igul'. Did you mean 'iglu'?"),
+        ("ilgu", "Did you mean 'iglu'?"),
         ("IGLU-Approx", "Did you mean 'iglu_approx'?"),
         ("qqqq", "Known: z, z_approx, iglu"),
         ("iglu:", "Malformed activation 'iglu:'"),

@@ -58,7 +58,7 @@ def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
 
 
 def test_the_plan_says_what_ten_seeds_can_show() -> None:
-    """At a spread of .7, if pairing gains nothing: the quantile of 5% over the comparisons and that of 80%."""
+    """At a spread of .7, if pairing gains nothing: the quantiles of 5% over the comparisons and of 80%."""
     text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
     one, nine = (
         0.7 * math.sqrt(2 / 10) * (student.ppf(1 - 0.025 / comparisons, 9) + student.ppf(0.8, 9))

@@ -600,6 +600,8 @@ def test_nothing_reaches_beyond_the_screen_of_a_phone(page: Page) -> None:
         page.browser.refresh()
         page.settle()
         assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.run("""return [...document.querySelectorAll(".forest")].every(
+            each => each.clientWidth <= each.parentElement.clientWidth + 1)""")
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

@@ -247,12 +247,13 @@ def test_the_slope_from_the_output_is_right_to_8_ulp_above_half_of_the_floor(dty
     assert ulp_errors(parts.to(dtype), root * root / 2).max() <= 12
 
 
-@pytest.mark.parametrize("sigma", [1.0, 0.7, 30.0])
-@pytest.mark.parametrize("dtype", DTYPES.values())
-def test_down_to_the_floor_the_slope_from_the_output_is_off_by_a_rounding_of_1_at_most(dtype, sigma):
+@pytest.mark.parametrize("sigma", [1.0, 0.7, 30.0, 1e-5])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float32, pytest.param(torch.float64, marks=needs_extended)]
+)
+def test_down_to_the_floor_the_slope_is_that_of_the_output_as_it_was_rounded(dtype, sigma):
     y = (-torch.linspace(0.5, 1, 5001, dtype=torch.float64) / (2 * sigma)).to(dtype)
     slope, *_ = kernels.backward("output", torch.ones_like(y), y, None, sigma, "rational", -1, False)
     r, _ = _from_output(extended(y), sigma)
-    limit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    rounding = torch.finfo(dtype).eps * (r * r / 2) + torch.finfo(dtype).tiny
-    assert (np.abs(extended(slope) - r * r / 2) <= 4 * limit * np.abs(r) + 16 * limit**2 + rounding).all()
+    limit = 0.51 if dtype == torch.bfloat16 else 4
+    assert ulp_errors(slope, r * r / 2)[r > 1e-5].max() <= limit

@@ -57,6 +57,8 @@ INVERSE_PI_LOW = tl.constexpr(float.fromhex("0x1.b9391p-27"))
 LARGEST_FLOAT = tl.constexpr(float.fromhex("0x1.fffffep+127"))
 # |u| at which 1/(1 + |u|) has no more use for the 1, and the fifth power of pi |u| is far from overflow
 FAR = tl.constexpr(2.0**20)
+# and the same of an output sigma y, whose root is taken
+TALL = tl.constexpr(2.0**30)
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -378,30 +380,27 @@ def rational_slope_by_sigma(x, sigma, sigma_low, half: tl.constexpr):
 
 
 @triton.jit
-def rational_root_from_output(size, sigma, sigma_low):
-    """u for an output y = size >= 0: the root of 2u^2 + (1-2v)u - 2v with v = sigma y, without cancellation.
+def lomax_from_output(y, sigma, sigma_low):
+    """(y, r) with r = 1/(1+a): 1 + 2 sigma y below 0; above, u solves 2 u^2 + (1 - 2 v) u = 2 v, v = sigma y.
 
-    Beyond v = FAR^2 the slope is 1 to the last bit, and v^2 might overflow."""
-    v = smaller(FAR * FAR, fused(sigma, size, sigma_low * size))
-    b = fused(-2.0, v, 1.0)
-    root = tl.sqrt_rn(fused(fused(4.0, v, 12.0), v, 1.0))  # of b^2 + 16v
-    return tl.where(b > 0, tl.div_rn(4 * v, root + positive_part(b)), 0.25 * (root - b))
+    y is cut where u has outgrown every digit of 1/u and its square is still far from overflow."""
+    y = smaller(smaller(LARGEST_FLOAT, tl.div_rn(TALL, sigma)), y)
+    v = sigma * y
+    b = fused(2.0, v, -1.0)
+    u = 0.25 * (b + tl.sqrt_rn(fused(b, b, 16 * positive_part(v))))
+    below = fused(2 * sigma_low, y, fused(2 * sigma, y, 1.0))
+    return y, tl.where(y < 0, below, tl.div_rn(1.0, 1 + u))
 
 
 @triton.jit
 def rational_slope_from_output(y, sigma, sigma_low):
-    """For y < 0, 1/(1+|u|) = 1 + 2 sigma y."""
-    size = size_of(y, sigma)
-    below = fused(-2 * sigma_low, size, fused(-2 * sigma, size, 1.0))
-    above = tl.div_rn(1.0, 1 + rational_root_from_output(size, sigma, sigma_low))
-    r = tl.where(y < 0, below, above)
+    y, r = lomax_from_output(y, sigma, sigma_low)
     return either_tail(y, r * (0.5 * r))
 
 
 @triton.jit
 def rational_by_sigma_from_output(y, sigma, sigma_low):
-    """|x| r is 2|y| below zero and 2y/(1+2u) above."""
-    size = size_of(y, sigma)
-    above = tl.div_rn(size, fused(2.0, rational_root_from_output(size, sigma, sigma_low), 1.0))
-    root = tl.where(y < 0, size, above)
-    return 2 * root * root
+    """(x r)^2/2, where x = y/gate."""
+    y, r = lomax_from_output(y, sigma, sigma_low)
+    root = tl.where(y < 0, 2 * y, tl.div_rn(y * r, 1 - 0.5 * r))
+    return root * (0.5 * root)

@@ -268,7 +268,7 @@ IGLU_INLINE REAL NAME(lomax_from_output)(REAL y, SCALE k)
 {
     REAL v = k.sigma * NAME(smaller)(k.tall, y), b = MADD(2, v, -1);
     REAL u = (REAL)0.25 * (b + SQRT(MADD(b, b, 16 * (v < 0 ? 0 : v))));
-    return y < 0 ? MADD(2 * k.sigma, y, MADD(2 * k.sigma_low, y, 1)) : 1 / (1 + u);
+    return y < 0 ? MADD(2 * k.sigma_low, y, FUSED(2 * k.sigma, y, 1)) : 1 / (1 + u);
 }
 
 IGLU_INLINE REAL NAME(rational_slope_from_output)(REAL y, SCALE k)

@@ -7,6 +7,7 @@ and a run that went on from a checkpoint repeats the uninterrupted one to the bi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import itertools
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
@@ -437,7 +438,16 @@ def make_fabric(recipe: Recipe) -> Fabric:
     if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
         raise MistakeError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
     fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
     return fabric
+
+
+def _leave() -> None:
+    """Fabric parts from the other processes by itself with NCCL alone; gloo's threads, left running, often
+    abort a process that has done all its work."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def learned_sigmas(model: nn.Module) -> dict[str, list[float]]:

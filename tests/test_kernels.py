@@ -556,6 +556,14 @@ def test_a_float16_output_that_says_too_little_is_not_kept():
         assert slope.tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize(("sigma", "is_kept"), [(1.0, True), (8192.0, True), (8193.0, False)])
+def test_a_float16_output_is_kept_down_to_a_floor_that_is_a_normal_number(sigma, is_kept):
+    x = torch.ones(3, dtype=torch.float16, requires_grad=True)
+    y = iglu.iglu(x, sigma, approximate="rational", save="output")
+    saved = [tensor for tensor in y.grad_fn.saved_tensors if tensor is not None]
+    assert [tensor.data_ptr() == y.data_ptr() for tensor in saved] == [is_kept]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_pair_at_a_sigma_of_zero_rounds_once(dtype):
     gate, up = torch.tensor([3 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, 6e4]).to(dtype)

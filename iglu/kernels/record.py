@@ -127,7 +127,6 @@ def differentiable_twice(
     g, at = grad.to(wide), at.to(wide)
     shape = plain.broadcast(sigma, x, channel_dim)
     scale = plain.widen(shape, wide)
-    needs_sigma = needs_sigma and isinstance(sigma, Tensor)
 
     def of(operation: str) -> Tensor:
         return call(operation, at, None, scale, approximate, None)

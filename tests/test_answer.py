@@ -105,7 +105,10 @@ def test_the_answer_names_where_it_was_better_where_worse_and_by_how_much(tmp_pa
         (task.title[:30], one.activation): one.standing for task in tasks for one in beside(task, "relu")
     }
     assert list(standing.values()) == ["better", "not told apart", "worse", "not told apart"]
-    assert headlines(tasks)[0] == "Some IGLU was better than ReLU in 1 of 2 tasks, and some was worse in 1."
+    assert (
+        headlines(tasks)[0]
+        == "With some sigma IGLU was better than ReLU in 1 of 2 tasks, and with some sigma worse in 1."
+    )
     table = answer_table(tasks)
     first, *_, last = table.rows
     assert [name for _, name in table.headers] == ["task", "beside", "iglu:0.5", "iglu:5"]

@@ -157,10 +157,12 @@ def headlines(tasks: Sequence[Task]) -> list[str]:
         tasks_of = "the one task" if len(asked) == 1 else f"{len(asked)} tasks"
         if better:
             where = f"{better} of {tasks_of}" if len(asked) > 1 else tasks_of
-            start = f"Some IGLU was better than {label} in {where}"
+            start = f"With some sigma IGLU was better than {label} in {where}"
         else:
             start = f"IGLU was nowhere better than {label} (of {tasks_of})"
-        lines.append(start + (f", and some was worse in {worse}." if worse else ", and nowhere worse."))
+        lines.append(
+            start + (f", and with some sigma worse in {worse}." if worse else ", and nowhere worse.")
+        )
     return lines
 
 

@@ -214,8 +214,9 @@ def test_second_and_third_derivatives_are_those_of_finite_differences(approximat
 @pytest.mark.parametrize("approximate", ["none", "rational"])
 def test_a_recorded_gradient_is_one_node_and_equals_the_one_that_is_not(approximate):
     x, grad = random(100).requires_grad_(), random(100, seed=1)
-    (recorded,) = torch.autograd.grad(iglu.iglu(x, approximate=approximate), x, grad, create_graph=True)
-    (alone,) = torch.autograd.grad(iglu.iglu(x, approximate=approximate), x, grad)
+    with iglu.backend("native"):
+        (recorded,) = torch.autograd.grad(iglu.iglu(x, approximate=approximate), x, grad, create_graph=True)
+        (alone,) = torch.autograd.grad(iglu.iglu(x, approximate=approximate), x, grad)
     assert torch.equal(recorded, alone)
     assert type(recorded.grad_fn).__name__ == "IgluBackward"
 

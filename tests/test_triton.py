@@ -13,14 +13,12 @@ import types
 import pytest
 import torch
 
-import iglu
 from iglu.kernels import gpu, record
 
 triton = pytest.importorskip("triton")
 GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
 
 TESTS = pathlib.Path(__file__).parent
-HEADER = pathlib.Path(iglu.__file__).parent / "kernels" / "cpu" / "polynomials.h"
 is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 AMPERE = GPUTarget("cuda", 80, 32)
 TYPES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -53,39 +51,6 @@ def test_without_triton_the_kernels_say_so_and_serve_nothing(monkeypatch):
     x = torch.ones(4)
     assert gpu.forward("value", x, None, 1.0, "none", 1) is None
     assert "No module named 'triton'" in gpu.why_not(x)
-
-
-# -- the numbers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "in_c"),
-    [
-        ("EXCESS", "excess_f32"),
-        ("FAR_SLOPE", "far_slope_f32"),
-        ("NEAR_SLOPE", "near_slope_f32"),
-        ("FAR_SLOPE_HALF", "far_slope_half"),
-        ("NEAR_SLOPE_HALF", "near_slope_half"),
-        ("TAIL_NUMERATOR_HALF", "tail_numerator_half"),
-        ("TAIL_DENOMINATOR_HALF", "tail_denominator_half"),
-    ],
-)
-def test_the_polynomials_are_those_of_the_cpu_kernels(name, in_c):
-    from iglu.kernels import gpu_formulas
-
-    body = re.search(rf"{in_c}\(float x\)\n{{(.*?)return", HEADER.read_text(), re.DOTALL)[1]
-    expected = [float.fromhex(each) for each in re.findall(r"-?0x[0-9a-f.]+p[-+]\d+(?=f)", body)]
-    if "= x +" in body:  # whose first coefficient is 1
-        expected.insert(0, 1.0)
-    assert list(getattr(gpu_formulas, name).value) == expected
-
-
-@pytest.mark.parametrize("name", ["FAR_SLOPE_CENTRE", "NEAR_SLOPE_CENTRE"])
-def test_the_centres_are_those_of_the_cpu_kernels(name):
-    from iglu.kernels import gpu_formulas
-
-    in_c = re.search(rf"#define {name}_f32 (\S+)f\n", HEADER.read_text())[1]
-    assert getattr(gpu_formulas, name).value == float.fromhex(in_c)
 
 
 # -- tiles -----------------------------------------------------------------------------------------

@@ -782,6 +782,16 @@ _fit_in_double(Recipe.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
+def test_of_two_processes_that_the_command_starts_one_speaks(tmp_path: Path) -> None:
+    small = ["--epochs", "1", "--epoch-steps", "1", "--threads", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "iglu", "train", "digits-lt", *small]
+    done = subprocess.run(
+        [*command, "--devices", "2", "--accelerator", "cpu"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(word) for word in ("epoch   1 |", "finished:", "next:")] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

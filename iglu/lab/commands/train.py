@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from torch import distributed
 
 from iglu.lab.cli import DONE, FAILED
 from iglu.lab.console import Terminal
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
         board = [TensorBoard()] if flags.tensorboard else []
         observers = [Display(), *board, *tail_observers(flags.recipe), stop]
         run = fit(flags.recipe, data=data_folder(flags.data), out=flags.out, observers=observers)
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     if stop.number is not None and run.status == "stopped":
         launcher = "torchrun ... -m " if "TORCHELASTIC_RUN_ID" in os.environ else ""
         if is_first:

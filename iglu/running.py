@@ -26,7 +26,11 @@ def inputs_of(batch: Any) -> Any:
 
 def each_batch(batches: Any) -> Iterable[Any]:
     """One tensor or mapping in the place of many batches is one of them."""
-    return [batches] if isinstance(batches, Tensor | Mapping) else batches
+    if isinstance(batches, Tensor | Mapping):
+        return [batches]
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise TypeError(f"batches must be several, a tensor or a mapping, got {type(batches).__name__}")
+    return batches  # type: ignore[no-any-return]
 
 
 def device_of(model: nn.Module) -> torch.device | None:

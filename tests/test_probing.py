@@ -548,6 +548,8 @@ def test_mistakes_are_told_in_words():
     model = mlp(nn.ReLU())
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         probe(F.relu, inputs())
+    with pytest.raises(TypeError, match="batches must be several, a tensor or a mapping, got int"):
+        probe(model, 5)
     with pytest.raises(ValueError, match="batches is empty"):
         probe(model, [])
     with pytest.raises(ValueError, match="no activation that could be seen"):

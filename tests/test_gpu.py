@@ -387,6 +387,20 @@ def test_the_gradients_of_gradients_are_one_pass(approximate, dtype, sigma, is_p
                 assert_close(result, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("sigma", [0.7, 123.456, 1e-3])
+@pytest.mark.parametrize("approximate", FAMILIES)
+def test_the_curvature_and_its_part_in_sigma_are_right_to_a_few_ulp(large_tiles, approximate, sigma):
+    x = spread(torch.float32, 4000).reshape(1, -1)
+    one = torch.ones_like(x).to(DEVICE)
+    each = torch.full((x.numel(),), sigma, dtype=torch.float64, device=DEVICE)
+    _, by_x, _, by_sigma = gpu.twice("value", one, None, one, x.to(DEVICE), None, each, approximate, 1, True)
+    curvature = TRUTH[approximate, "curvature"](extended(x), sigma)
+    limit = {"none": 4.9, "rational": 4}[approximate]
+    assert ulp_errors(by_x.cpu(), curvature).max() <= limit
+    parts = by_sigma.cpu().float().reshape(1, -1)
+    assert ulp_errors(parts, curvature * extended(x) / LONG(sigma)).max() <= limit
+
+
 def test_in_place_overwrites_what_no_gradient_needs_and_tells_autograd():
     x = normal(4, 300)
     expected, version = value(x, 0.7), x._version

@@ -218,6 +218,7 @@ def test_a_float32_kernel_has_no_float64_no_flushing_and_no_inexact_division(com
     for kernel in (kernels.forward, kernels.backward):
         instructions = kernel.compiled.asm["ptx"]
         assert "div.rn.f32" in instructions
+        assert not kernel.compiled.metadata.enable_fp_fusion
         for unwanted in (".f64", ".ftz", "div.full", "approx"):
             assert unwanted not in instructions
 

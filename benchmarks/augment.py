@@ -23,7 +23,8 @@ from iglu.lab.models.resnet import resnet20
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.runs import provenance
 from iglu.lab.runs.folder import claim
-from iglu.lab.training.loop import Loop, make_fabric
+from iglu.lab.training.loop import Loop
+from iglu.lab.training.processes import make_fabric
 from iglu.lab.training.tasks import IMAGE_SETS
 
 

@@ -294,10 +294,7 @@ def backward(
     channel_dim: int,
     needs_sigma: bool,
 ) -> record.Gradients | None:
-    """The gradients of x, of up if there is one, and of sigma if needed, in one pass.
-
-    For the operation "output", x is the output of the rational value.  With v = sigma y, the slope is
-    (1+2v)^2/2 for y < 0 and 1 - 1/(2(1+u)^2) for y >= 0, where u is the root of 2u^2 + (1-2v)u = 2v."""
+    """The gradients of x, of up if there is one, and of sigma if needed, in one pass."""
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
     at, other = halves(operation, x, up)

@@ -7,7 +7,6 @@ and a run that went on from a checkpoint repeats the uninterrupted one to the bi
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import itertools
@@ -15,7 +14,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
@@ -31,7 +29,7 @@ from iglu.lab.runs.folder import METRICS, STATE, Row, Run, begin, claim, open_ru
 from iglu.lab.storage import write_json, write_json_lines
 from iglu.lab.training.checkpoint import newest_checkpoint, save_checkpoint
 from iglu.lab.training.diagnosis import first_nonfinite
-from iglu.lab.training.processes import share_batch_norm
+from iglu.lab.training.processes import make_fabric, share_batch_norm, shared_by
 from iglu.lab.training.tasks import Task, load_task
 from iglu.modules import SigmaModule, weight_decay_groups
 
@@ -128,10 +126,10 @@ def fit(
             if fabric.is_global_zero:
                 stack.enter_context(claim(folder))
                 found = _done(folder, recipe, notes)
-            shared: Run | None = _shared(fabric, found)
+            shared: Run | None = shared_by(fabric, found)
             return shared
 
-        was_there = _shared(fabric, folder.exists())
+        was_there = shared_by(fabric, folder.exists())
         done = enter() if was_there else None
         if done is None:
             stack.enter_context(_reproducible(recipe))
@@ -342,7 +340,7 @@ class Loop:
 
     def _is_stop_wanted(self) -> bool:
         wanted = [observer.stepped(self.training) for observer in self.observers]
-        return bool(_shared(self.fabric, any(wanted)))
+        return bool(shared_by(self.fabric, any(wanted)))
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -371,7 +369,7 @@ class Loop:
             instead = "starting from the beginning" if state is None else "going on from the one before"
             # By their numbers they would be in the way of those to come.
             training.notes += [f"{set_aside(*each)}; {instead}" for each in complaints.items()]
-        state = _shared(self.fabric, state)
+        state = shared_by(self.fabric, state)
         if state is None:
             return
         self.network.load_state_dict(state["model"])
@@ -419,37 +417,6 @@ class Loop:
         )
 
 
-def make_fabric(recipe: Recipe) -> Fabric:
-    """Devices, nodes and precision; under torchrun, as many processes as it started."""
-    devices, nodes = recipe.devices, recipe.nodes
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    with warnings.catch_warnings():
-        # That it takes bf16 instead; here what was asked for by name and cannot be had is an error.
-        warnings.filterwarnings("ignore", ".*AMP with fp16 is not supported on CPU")
-        try:
-            fabric = Fabric(
-                accelerator=recipe.accelerator, devices=devices, num_nodes=nodes,
-                precision="32-true" if recipe.precision == "32" else recipe.precision,
-            )  # fmt: skip
-        except (ValueError, RuntimeError) as error:  # so it says that there is no such device
-            raise MistakeError(f"accelerator={recipe.accelerator!r} cannot be had here: {error}") from error
-    if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
-        raise MistakeError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
-    fabric.launch()
-    if fabric.world_size > 1:
-        atexit.register(_leave)
-    return fabric
-
-
-def _leave() -> None:
-    """Fabric parts from the other processes by itself with NCCL alone; gloo's threads, left running, often
-    abort a process that has done all its work."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
 def learned_sigmas(model: nn.Module) -> dict[str, list[float]]:
     """Of each activation that learns its sigma: one number, or one a channel."""
     return {
@@ -457,11 +424,6 @@ def learned_sigmas(model: nn.Module) -> dict[str, list[float]]:
         for name, module in model.named_modules()
         if isinstance(module, SigmaModule) and isinstance(module.sigma, Tensor)
     }
-
-
-def _shared(fabric: Fabric, value: Any) -> Any:
-    """The first process's value, in all of them."""
-    return fabric.broadcast(value) if fabric.world_size > 1 else value
 
 
 def _no_sums() -> dict[str, float]:

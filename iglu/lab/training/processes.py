@@ -1,12 +1,56 @@
-"""Batch normalisation over the batch of all processes, so that several compute what one does."""
+"""The processes of a run: how they begin and end, what they share, and batch normalisation over the batch of
+all of them, so that several compute what one does."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import warnings
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from iglu.lab.mistakes import MistakeError
+from iglu.lab.recipes import Recipe
+
+
+def make_fabric(recipe: Recipe) -> Fabric:
+    """Devices, nodes and precision; under torchrun, as many processes as it started."""
+    devices, nodes = recipe.devices, recipe.nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    with warnings.catch_warnings():
+        # That it takes bf16 instead; here what was asked for by name and cannot be had is an error.
+        warnings.filterwarnings("ignore", ".*AMP with fp16 is not supported on CPU")
+        try:
+            fabric = Fabric(
+                accelerator=recipe.accelerator, devices=devices, num_nodes=nodes,
+                precision="32-true" if recipe.precision == "32" else recipe.precision,
+            )  # fmt: skip
+        except (ValueError, RuntimeError) as error:  # so it says that there is no such device
+            raise MistakeError(f"accelerator={recipe.accelerator!r} cannot be had here: {error}") from error
+    if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise MistakeError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
+    fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave)
+    return fabric
+
+
+def _leave() -> None:
+    """Fabric parts from the other processes by itself with NCCL alone; gloo's threads, left running, often
+    abort a process that has done all its work."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def shared_by(fabric: Fabric, value: Any) -> Any:
+    """The first process's value, in all of them."""
+    return fabric.broadcast(value) if fabric.world_size > 1 else value
 
 
 class _Sum(torch.autograd.Function):

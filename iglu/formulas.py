@@ -72,16 +72,21 @@ _NEAR_SLOPE = (
 # where torch itself differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
 _NEGLIGIBLE = 1e-18
 
-# |x| is cut where |u| reaches this: |u| does not overflow, and every tail has long reached its limit.
+# Where |u| reaches this, every tail has long reached its limit.
 _FAR = {torch.float32: 2.0**126, torch.float64: 2.0**1022}
 
-# Half precisions are computed in float32 and rounded once.
-_COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+# The precisions that are served, and those in which they are computed, to be rounded once.
+COMPUTE_DTYPE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision in which tensors of ``dtype`` are computed."""
-    return _COMPUTE_DTYPE.get(dtype, dtype)
+    return COMPUTE_DTYPE.get(dtype, dtype)
 
 
 def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
@@ -92,17 +97,6 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
     scale = sigma.abs().clamp(max=largest)
     limit = torch.where(scale == 0, largest, torch.full_like(scale, math.inf))
     return torch.minimum(size, limit) * scale
-
-
-def _size(x: Tensor, sigma: Sigma) -> Tensor:
-    """|x|, cut; the comparison lets a NaN through."""
-    largest = torch.finfo(x.dtype).max
-    if not isinstance(sigma, Tensor):
-        if not _is_compiled() or _is_constant(sigma):
-            return x.abs().clamp(max=min(_FAR[x.dtype] / sigma, largest))
-        # the bound of a clamp would stay what it was for the first sigma (torch 2.13)
-        sigma = x.new_ones(()) * sigma
-    return torch.minimum(x.abs(), (_FAR[x.dtype] / sigma.abs()).clamp(max=largest))
 
 
 def _inverse(a: Tensor) -> Tensor:
@@ -153,14 +147,6 @@ def _is_onnx(sigma: Sigma) -> bool:
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
-def _is_constant(sigma: float) -> bool:
-    """Whether a program that is being compiled is for this sigma alone."""
-    # a third of a second to import, and there already where something is compiled
-    from torch.fx.experimental.symbolic_shapes import has_static_value
-
-    return has_static_value(sigma)
-
-
 def _is_compiled() -> bool:
     """Whether a compiler is at work to which the derivatives are stated."""
     return torch.compiler.is_compiling() and not is_exporting()
@@ -209,14 +195,14 @@ def _sign(x: Tensor, sigma: Sigma) -> Tensor:
 
 def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
     """Beyond a = 1 as |x| p = (arctan(t)/t)/(pi sigma), whose digits do not depend on those of a."""
-    is_fused = _is_fused(x)
-    size = x.abs() if is_fused else _size(x, sigma)  # there an infinite a does no harm
+    size = x.abs()
     a = _magnitude(size, sigma)
     floor = _floor(x, sigma)
-    if is_fused:
+    if _is_fused(x):  # there an infinite a does no harm
         m, ratio = _arctan_over(a)
         near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
     else:
+        a = a.clamp(max=_FAR[x.dtype])
         angle = _inverse(a).atan()
         near, far = size * (angle * (1 / math.pi)), a * angle * floor
     return _from_tail(x, sigma, torch.where(a < 1, near, far))
@@ -278,8 +264,11 @@ def _lomax(x: Tensor, sigma: Sigma) -> Tensor:
 def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
     if _is_onnx(sigma):  # right at 0 and at the infinities too, and as short as can be
         return torch.relu(x) - x.new_full((), 0.5) / (x.abs().reciprocal() + sigma)
-    size = _size(x, sigma)
-    return _from_tail(x, sigma, size / (1 + _magnitude(size, sigma)) * 0.5)
+    size = x.abs()
+    a = _magnitude(size, sigma)
+    # a tensor, since torch (2.13) compiles a number into the selection as it was for the first sigma
+    floor = x.new_ones(()) * (_inverse_sigma(sigma) * 0.5)
+    return _from_tail(x, sigma, torch.where(a < _FAR[x.dtype], (size * 0.5) / (1 + a), floor))
 
 
 def _rational_gate(x: Tensor, sigma: Sigma) -> Tensor:

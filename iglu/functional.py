@@ -28,13 +28,12 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from iglu import kernels
-from iglu.formulas import FAMILIES, Sigma, compute_dtype
+from iglu.formulas import COMPUTE_DTYPE, FAMILIES, Sigma, compute_dtype
 from iglu.kernels import plain, record
 
 Approximate = Literal["none", "rational"]
 Save = Literal["input", "output"]
 _chosen = kernels.chosen.get
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAVES = ("input", "output")
 
 
@@ -244,7 +243,7 @@ def _limit(x: Tensor, sigma: float, inplace: bool = False) -> Tensor:
 def _check_tensor(x: object, name: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    if x.dtype not in _DTYPES:
+    if x.dtype not in COMPUTE_DTYPE:
         raise TypeError(f"{name} must be of float16, bfloat16, float32 or float64, got {x.dtype}")
 
 

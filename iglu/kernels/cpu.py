@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from iglu.formulas import COMPUTE_DTYPE
 from iglu.kernels import record
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def _addresses(library: str, *names: str) -> list[int | None]:
@@ -88,7 +87,7 @@ def why_not(x: object) -> str:
         return f"x is no tensor but {type(x).__name__}"
     if not x.is_cpu:
         return f"x is on {x.device}, and the native kernels run on the CPU"
-    if x.dtype not in DTYPES:
+    if x.dtype not in COMPUTE_DTYPE:
         return f"x is of {x.dtype}"
     if type(x) not in (Tensor, torch.nn.Parameter) or x.layout != torch.strided or x.is_neg():
         return f"x is no ordinary dense tensor but {type(x).__name__} with layout {x.layout}"

@@ -20,11 +20,11 @@ Partial = tuple[str, str | None] | Formula
 
 class Operation(NamedTuple):
     """A function of (x, sigma) and its partial derivative by each: another operation, and the input it is
-    multiplied with; or a formula, which torch may differentiate.  Without partials torch differentiates the
-    operation."""
+    multiplied with; or a formula, which torch may differentiate.  Without partials (None, one guard of a
+    compiled program instead of one an entry) torch differentiates the operation."""
 
     value: Formula
-    partials: dict[str, Partial]
+    partials: dict[str, Partial] | None
     textbook: Formula  # the same by definition, which torch may differentiate as often as it likes
 
 
@@ -52,9 +52,9 @@ def _operations(family: Family) -> dict[str, Operation]:
         "gate": Operation(family.gate, gate, family.textbook_gate),
         "slope": Operation(family.slope, slope, textbook_slope),
         "by_sigma": Operation(family.by_sigma, by_sigma, textbook_by_sigma),
-        "density": Operation(family.density, {}, family.density),
-        "curvature": Operation(family.curvature, {}, family.curvature),
-        "by_sigma_twice": Operation(family.by_sigma_twice, {}, family.by_sigma_twice),
+        "density": Operation(family.density, None, family.density),
+        "curvature": Operation(family.curvature, None, family.curvature),
+        "by_sigma_twice": Operation(family.by_sigma_twice, None, family.by_sigma_twice),
     }
     if family.from_output is not None:  # the value, x being its output
         slope_of, by_sigma_of = family.from_output

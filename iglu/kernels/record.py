@@ -60,8 +60,8 @@ def call(
 ) -> Tensor:
     """An operation by the formulas in torch, differentiable in every way that torch knows."""
     inputs = (operation, x, up, sigma, approximate, channel_dim)
-    partials = plain.OPERATIONS[approximate][operation].partials
-    if not partials or is_exporting() or plain.is_tracing():
+    is_last = plain.OPERATIONS[approximate][operation].partials is None
+    if is_last or is_exporting() or plain.is_tracing():
         return plain.forward(*inputs)  # a program that is kept is made of torch's operations alone
     if torch._C._are_functorch_transforms_active():
         if _forward_mode_is_nested():
@@ -205,7 +205,7 @@ class _Partials:
     def __init__(
         self, operation: str, x: Tensor, up: Any, sigma: Sigma, approximate: str, channel_dim: int | None
     ) -> None:
-        self.of = plain.OPERATIONS[approximate][operation].partials
+        self.of = plain.OPERATIONS[approximate][operation].partials or {}
         self.approximate = approximate
         wide = compute_dtype(x.dtype)
         at, other = plain.halves(operation, x, up)

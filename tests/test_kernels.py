@@ -610,6 +610,25 @@ def test_compiled_autograd_traces_the_backward_pass_in_one_graph(options):
     torch.testing.assert_close((x.grad, sigma.grad), expected)
 
 
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_autograd_traces_the_gradient_of_a_gradient_too():
+    torch._dynamo.reset()
+    x = torch.randn(8, requires_grad=True)
+    sigma = torch.tensor(0.7, requires_grad=True)
+
+    def penalty():
+        return sum(
+            each.square().sum()
+            for each in torch.autograd.grad(iglu.iglu(x, sigma).sum(), (x, sigma), create_graph=True)
+        )
+
+    expected, loss = torch.autograd.grad(penalty(), (x, sigma)), penalty()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        loss.backward()
+    torch.testing.assert_close((x.grad, sigma.grad), expected)
+
+
 # -- choosing -----------------------------------------------------------------------------------------
 
 

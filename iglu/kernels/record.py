@@ -10,7 +10,6 @@ What is kept is the same whichever kernels serve: x, up and sigma as they were g
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,7 +108,7 @@ def differentiable_twice(
     operation: str,
     by_x: Tensor | None,
     by_up: Tensor | None,
-    by_sigma: Tensor | None,
+    by_sigma: Any,
     grad: Tensor,
     x: Tensor,
     up: Tensor | None,
@@ -118,62 +117,32 @@ def differentiable_twice(
     channel_dim: int | None,
     needs_sigma: bool,
 ) -> tuple[Tensor | None, ...]:
-    """As Kernels.twice, which knows of no by_sigma, by the operations in torch: of the first gradients
-    grad f' up, grad f and grad f_sigma up."""
-    wide = compute_dtype(x.dtype)
-    at, other = plain.halves(operation, x, up)
+    """As Kernels.twice, which knows of no by_sigma, by the operations in torch: the gradients of
+    grad (by_x up f' + by_up f + by_sigma up f_sigma)."""
+    partials = _Partials(operation, x, up, sigma, approximate, channel_dim)
+    other, wide = partials.inputs["up"], partials.inputs["x"].dtype
     if by_x is not None and up is None:
         by_x, by_up = plain.halves(operation, by_x, None)
-    g, at = grad.to(wide), at.to(wide)
-    shape = plain.broadcast(sigma, x, channel_dim)
-    scale = plain.widen(shape, wide)
-
-    def of(operation: str) -> Tensor:
-        return call(operation, at, None, scale, approximate, None)
-
-    def times_up(v: Tensor) -> Tensor:
-        return v if other is None else v * other.to(wide)
-
-    of_grad: list[Tensor] = []
-    of_x: list[Tensor] = []
-    of_up: list[Tensor] = []
-    of_sigma: list[Tensor] = []
-    if by_x is not None:
-        v = by_x.to(wide)
-        slope, curvature = of("slope"), times_up(v) * of("curvature")
-        of_grad.append(times_up(v) * slope)
-        of_x.append(curvature * scale)
-        if other is not None:
-            of_up.append(v * slope)
-        if needs_sigma:
-            of_sigma.append(curvature * at)
-    if by_up is not None:
-        w = by_up.to(wide)
-        of_grad.append(w * of("value"))
-        of_x.append(w * of("slope"))
-        if needs_sigma:
-            of_sigma.append(w * of("by_sigma"))
     if by_sigma is not None:
-        s = plain.widen(plain.broadcast(by_sigma, x, channel_dim), wide)
-        first = of("by_sigma")
-        of_grad.append(times_up(s * first))
-        of_x.append(times_up(s * of("curvature") * at))
-        if other is not None:
-            of_up.append(s * first)
+        by_sigma = plain.broadcast(by_sigma, x, channel_dim)
+    of_grad = of_x = of_up = of_sigma = torch.zeros_like(partials.inputs["x"])
+    for by, first in ((by_x, "slope"), (by_up, "value"), (by_sigma, "by_sigma")):
+        if by is None:
+            continue
+        by = by.to(wide)
+        through, value = by, partials.call(first)
+        if other is not None and first != "value":
+            through = by * other
+            of_up = of_up + by * value
+        of_grad = of_grad + through * value
+        of_x = of_x + partials.times(through, "x", first)
         if needs_sigma:
-            of_sigma.append(times_up(s * of("by_sigma_twice")))
-
-    def summed(terms: list[Tensor]) -> Tensor:
-        return functools.reduce(torch.add, terms) if terms else torch.zeros_like(at)
-
-    by_grad, at_x = summed(of_grad).to(grad.dtype), (g * summed(of_x)).to(x.dtype)
-    at_up = None if other is None else (g * summed(of_up)).to(x.dtype)
+            of_sigma = of_sigma + partials.times(through, "sigma", first)
+    g = grad.to(wide)
+    at_x, at_up = (g * of_x).to(x.dtype), None if other is None else (g * of_up).to(x.dtype)
     if at_up is not None and up is None:
         at_x, at_up = torch.cat([at_x, at_up], -1), None
-    at_sigma = None
-    if needs_sigma and isinstance(sigma, Tensor) and isinstance(shape, Tensor):
-        at_sigma = (g * summed(of_sigma)).sum_to_size(shape.shape).reshape(sigma.shape).to(sigma.dtype)
-    return by_grad, at_x, at_up, at_sigma
+    return of_grad.to(grad.dtype), at_x, at_up, partials.like_sigma(g * of_sigma) if needs_sigma else None
 
 
 def differentiable_gradients(
@@ -193,34 +162,39 @@ def differentiable_gradients(
     by_up = partials.times(grad, "up").to(x.dtype) if needs_up else None
     if up is None and by_x is not None and by_up is not None:
         by_x, by_up = torch.cat([by_x, by_up], -1), None
-    if not needs[2] or not isinstance(sigma, Tensor):
-        return by_x, by_up, None
-    by_sigma = partials.times(grad, "sigma").sum_to_size(partials.inputs["sigma"].shape)
-    return by_x, by_up, by_sigma.reshape(sigma.shape).to(sigma.dtype)
+    return by_x, by_up, partials.like_sigma(partials.times(grad, "sigma")) if needs[2] else None
 
 
 class _Partials:
-    """The partial derivatives of an operation at its inputs."""
+    """An operation's partial derivatives at its inputs, which are widened and, but for up, broadcast."""
 
     def __init__(
-        self, operation: str, x: Tensor, up: Any, sigma: Sigma, approximate: str, channel_dim: int | None
+        self, operation: str, x: Tensor, up: Any, sigma: Any, approximate: str, channel_dim: int | None
     ) -> None:
-        self.of = plain.OPERATIONS[approximate][operation].partials or {}
-        self.approximate = approximate
+        self.operation, self.approximate, self.sigma = operation, approximate, sigma
         wide = compute_dtype(x.dtype)
         at, other = plain.halves(operation, x, up)
         scale = plain.widen(plain.broadcast(sigma, x, channel_dim), wide)
         self.inputs: dict[str, Any] = {"x": at.to(wide), "up": plain.widen(other, wide), "sigma": scale}
 
-    def times(self, factor: Tensor, name: str) -> Tensor:
-        """The derivative by the input of this name, times a gradient or a tangent."""
+    def call(self, operation: str) -> Tensor:
+        return call(operation, self.inputs["x"], None, self.inputs["sigma"], self.approximate, None)
+
+    def times(self, factor: Tensor, name: str, operation: str | None = None) -> Tensor:
+        """The derivative by the input of this name, times a gradient or a tangent; or another operation's."""
         x, sigma = self.inputs["x"], self.inputs["sigma"]
-        partial = self.of[name]
+        partials = plain.OPERATIONS[self.approximate][operation or self.operation].partials or {}
+        partial = partials[name]
         if callable(partial):
             return factor.to(x.dtype) * partial(x, sigma)
-        operation, multiplied_with = partial
-        result = factor.to(x.dtype) * call(operation, x, None, sigma, self.approximate, None)
+        derivative, multiplied_with = partial
+        result = factor.to(x.dtype) * self.call(derivative)
         return result if multiplied_with is None else result * self.inputs[multiplied_with]
+
+    def like_sigma(self, each: Tensor) -> Tensor:
+        """The gradient of sigma, given what each element adds to it."""
+        total = each.sum_to_size(self.inputs["sigma"].shape)
+        return total.reshape(self.sigma.shape).to(self.sigma.dtype)
 
 
 # -- the three ways to be recorded -----------------------------------------------------------------

@@ -22,14 +22,14 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "iglu": (lambda x, s, **options: iglu.iglu(x, s, **options), 1),
     "gate": (lambda x, s, **options: iglu.iglu_gate(x, s, **options), 1),
     "pair": (lambda x, up, s, **options: iglu.iglu_glu(x, up, s, **options), 2),
-    "packed": (lambda x, s, **options: iglu.iglu_glu(x.repeat(1, 2), None, s, **options), 1),
+    "packed": (lambda x, s, **options: iglu.iglu_glu(torch.cat([x, 1 - 2 * x], -1), None, s, **options), 1),
 }
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
 def sample(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    likes = [torch.randn(4, 3, generator=generator).to(dtype) for _ in range(OPERATORS[name][1])]
+    likes = [torch.randn(4, 3, 2, generator=generator).to(dtype) for _ in range(OPERATORS[name][1])]
     return [*likes, torch.tensor([0.7, 1.4, 0.2], dtype=dtype)]
 
 
@@ -73,7 +73,7 @@ def test_the_guises_are_what_they_say() -> None:
     for guise in GUISES.values():
         assert torch.equal(guise(x), x)
     assert not with_gaps(x).is_contiguous()
-    assert turned(x).stride() == (1, 4)
+    assert turned(x).stride() == (1, 4, 12)
     assert negated(x).is_neg()
     assert torch._C._is_cow_tensor(torch._lazy_clone(x))
 

@@ -209,14 +209,9 @@ def _scale(sigma: Sigma) -> tuple[Any, float, int]:
 
 
 def _launch(
-    kernel: str,
-    tensors: tuple[Tensor | None, ...],
-    sigma: Any,
-    operation: str,
-    approximate: str,
-    channel_dim: int,
-    **options: Any,
-) -> Tensor | None:
+    kernel: str, tensors: tuple[Tensor | None, ...],
+    sigma: Any, operation: str, approximate: str, channel_dim: int, **options: Any,
+) -> Tensor | None:  # fmt: skip
     """Run a kernel over tensors, those that are there; the gradient of sigma, if it ``needs_sums``."""
     there = [each for each in tensors if each is not None]
     first, is_number = there[0], not isinstance(sigma, Tensor)
@@ -250,13 +245,7 @@ def _launch(
 
 
 def forward(
-    operation: str,
-    x: Any,
-    up: Any,
-    sigma: Any,
-    approximate: str,
-    channel_dim: int,
-    out: Tensor | None = None,
+    operation: str, x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int, out: Tensor | None = None
 ) -> Tensor | None:
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
@@ -278,15 +267,9 @@ def _named(operation: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def backward(
-    operation: str,
-    grad: Any,
-    x: Any,
-    up: Any,
-    sigma: Any,
-    approximate: str,
-    channel_dim: int,
-    needs_sigma: bool,
-) -> record.Gradients | None:
+    operation: str, grad: Any,
+    x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int, needs_sigma: bool,
+) -> record.Gradients | None:  # fmt: skip
     """The gradients of x, of up if there is one, and of sigma if needed, in one pass."""
     if not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None
@@ -302,17 +285,9 @@ def backward(
 
 
 def twice(
-    operation: str,
-    by_x: Any,
-    by_up: Any,
-    grad: Any,
-    x: Any,
-    up: Any,
-    sigma: Any,
-    approximate: str,
-    channel_dim: int,
-    needs_sigma: bool,
-) -> tuple[Tensor | None, ...] | None:
+    operation: str, by_x: Any, by_up: Any, grad: Any,
+    x: Any, up: Any, sigma: Any, approximate: str, channel_dim: int, needs_sigma: bool,
+) -> tuple[Tensor | None, ...] | None:  # fmt: skip
     """The gradients of grad, x, up and sigma, in one pass."""
     if operation not in ("value", "glu") or not _serves(operation, x, up, sigma, approximate, channel_dim):
         return None

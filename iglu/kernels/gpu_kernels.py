@@ -92,14 +92,9 @@ def scale(sigma, sigma_low, sigma_stride, channel, channels, is_number: tl.const
 
 @triton.jit
 def either(
-    exact: tl.constexpr,
-    rational: tl.constexpr,
-    x,
-    sigma,
-    sigma_low,
-    is_exact: tl.constexpr,
-    half: tl.constexpr,
-):
+    exact: tl.constexpr, rational: tl.constexpr,
+    x, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constexpr,
+):  # fmt: skip
     """One of two formulas, by the family."""
     if is_exact:
         return exact(x, sigma, sigma_low, half)
@@ -116,25 +111,12 @@ def value_of(x, sign, sigma, sigma_low, is_exact: tl.constexpr, half: tl.constex
 
 @triton.jit
 def forward(
-    y,
-    x,
-    up,
-    sigma,
-    sigma_low,
-    sigma_stride,
-    channels,
-    count,
-    sizes,
-    y_strides,
-    x_strides,
-    up_strides,
-    operation: tl.constexpr,
-    is_exact: tl.constexpr,
-    is_number: tl.constexpr,
-    wide: tl.constexpr,
-    block_channels: tl.constexpr,
-    block: tl.constexpr,
-):
+    y, x, up,
+    sigma, sigma_low, sigma_stride, channels, count, sizes,
+    y_strides, x_strides, up_strides,
+    operation: tl.constexpr, is_exact: tl.constexpr, is_number: tl.constexpr,
+    wide: tl.constexpr, block_channels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """y = f(x), Z(x) or f(x) up, as ``operation`` is "value", "gate" or "glu"."""
     half: tl.constexpr = x.dtype.element_ty != tl.float32
     _, channel, index, exists = tile(channels, count, wide, block_channels, block)
@@ -151,31 +133,12 @@ def forward(
 
 @triton.jit
 def backward(
-    grad_x,
-    grad,
-    x,
-    grad_up,
-    up,
-    sums,
-    sigma,
-    sigma_low,
-    sigma_stride,
-    channels,
-    count,
-    sizes,
-    grad_x_strides,
-    grad_strides,
-    x_strides,
-    grad_up_strides,
-    up_strides,
-    operation: tl.constexpr,
-    is_exact: tl.constexpr,
-    is_number: tl.constexpr,
-    needs_sums: tl.constexpr,
-    wide: tl.constexpr,
-    block_channels: tl.constexpr,
-    block: tl.constexpr,
-):
+    grad_x, grad, x, grad_up, up, sums,
+    sigma, sigma_low, sigma_stride, channels, count, sizes,
+    grad_x_strides, grad_strides, x_strides, grad_up_strides, up_strides,
+    operation: tl.constexpr, is_exact: tl.constexpr, is_number: tl.constexpr, needs_sums: tl.constexpr,
+    wide: tl.constexpr, block_channels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """The gradients of the forward operation; "output" is the rational value, x being its output."""
     half: tl.constexpr = x.dtype.element_ty != tl.float32
     number, channel, index, exists = tile(channels, count, wide, block_channels, block)
@@ -209,37 +172,13 @@ def backward(
 
 @triton.jit
 def twice(
-    of_grad,
-    by_x,
-    grad,
-    x,
-    of_x,
-    by_up,
-    up,
-    of_up,
-    sums,
-    sigma,
-    sigma_low,
-    sigma_stride,
-    channels,
-    count,
-    sizes,
-    of_grad_strides,
-    by_x_strides,
-    grad_strides,
-    x_strides,
-    of_x_strides,
-    by_up_strides,
-    up_strides,
-    of_up_strides,
-    operation: tl.constexpr,
-    is_exact: tl.constexpr,
-    is_number: tl.constexpr,
-    needs_sums: tl.constexpr,
-    wide: tl.constexpr,
-    block_channels: tl.constexpr,
-    block: tl.constexpr,
-):
+    of_grad, by_x, grad, x, of_x, by_up, up, of_up, sums,
+    sigma, sigma_low, sigma_stride, channels, count, sizes,
+    of_grad_strides, by_x_strides, grad_strides, x_strides,
+    of_x_strides, by_up_strides, up_strides, of_up_strides,
+    operation: tl.constexpr, is_exact: tl.constexpr, is_number: tl.constexpr, needs_sums: tl.constexpr,
+    wide: tl.constexpr, block_channels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """The gradients of grad, x and up, given those of the gradients of x and up, as in cpu/loops.h."""
     half: tl.constexpr = x.dtype.element_ty != tl.float32
     number, channel, index, exists = tile(channels, count, wide, block_channels, block)

@@ -66,14 +66,9 @@ OPERATIONS = {approximate: _operations(family) for approximate, family in FAMILI
 
 
 def forward(
-    operation: str,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
-    approximate: str,
-    channel_dim: int | None,
+    operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The result, in the dtype of x: computed in at least float32 and rounded once.
 
     ``channel_dim`` None says that sigma broadcasts against x as it is."""

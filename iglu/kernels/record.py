@@ -105,18 +105,9 @@ def _is_for_kernels() -> bool:
 
 
 def differentiable_twice(
-    operation: str,
-    by_x: Tensor | None,
-    by_up: Tensor | None,
-    by_sigma: Any,
-    grad: Tensor,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
-    approximate: str,
-    channel_dim: int | None,
-    needs_sigma: bool,
-) -> tuple[Tensor | None, ...]:
+    operation: str, by_x: Tensor | None, by_up: Tensor | None, by_sigma: Any, grad: Tensor,
+    x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int | None, needs_sigma: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """As Kernels.twice, which knows of no by_sigma, by the operations in torch: the gradients of
     grad (by_x up f' + by_up f + by_sigma up f_sigma)."""
     partials = _Partials(operation, x, up, sigma, approximate, channel_dim)
@@ -146,15 +137,9 @@ def differentiable_twice(
 
 
 def differentiable_gradients(
-    operation: str,
-    grad: Tensor,
-    x: Tensor,
-    up: Tensor | None,
-    sigma: Sigma,
-    approximate: str,
-    channel_dim: int | None,
-    needs: Sequence[bool],
-) -> Gradients:
+    operation: str, grad: Tensor, x: Tensor, up: Tensor | None, sigma: Sigma,
+    approximate: str, channel_dim: int | None, needs: Sequence[bool],
+) -> Gradients:  # fmt: skip
     """The gradients by the table of partials, which torch can differentiate again."""
     partials = _Partials(operation, x, up, sigma, approximate, channel_dim)
     by_x = partials.times(grad, "x").to(x.dtype) if needs[0] else None

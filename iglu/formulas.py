@@ -72,8 +72,8 @@ _NEAR_SLOPE = (
 # where torch itself differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
 _NEGLIGIBLE = 1e-18
 
-# Where |u| reaches this, every tail has long reached its limit.
-_FAR = {torch.float32: 2.0**126, torch.float64: 2.0**1022}
+# Where |u| reaches this, every tail has reached its limit to the last digit; its square is far from overflow.
+_FAR = 2.0**60
 
 # The precisions that are served, and those in which they are computed, to be rounded once.
 COMPUTE_DTYPE = {
@@ -97,6 +97,11 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
     scale = sigma.abs().clamp(max=largest)
     limit = torch.where(scale == 0, largest, torch.full_like(scale, math.inf))
     return torch.minimum(size, limit) * scale
+
+
+def _size(x: Tensor) -> Tensor:
+    """|x|; finite where torch itself may differentiate, since what is not selected must have a slope too."""
+    return x.abs() if _is_compiled() else x.abs().clamp(max=torch.finfo(x.dtype).max)
 
 
 def _inverse(a: Tensor) -> Tensor:
@@ -195,14 +200,14 @@ def _sign(x: Tensor, sigma: Sigma) -> Tensor:
 
 def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
     """Beyond a = 1 as |x| p = (arctan(t)/t)/(pi sigma), whose digits do not depend on those of a."""
-    size = x.abs()
+    size = _size(x)
     a = _magnitude(size, sigma)
     floor = _floor(x, sigma)
     if _is_fused(x):  # there an infinite a does no harm
         m, ratio = _arctan_over(a)
         near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
     else:
-        a = a.clamp(max=_FAR[x.dtype])
+        a = a.clamp(max=_FAR)
         angle = _inverse(a).atan()
         near, far = size * (angle * (1 / math.pi)), a * angle * floor
     return _from_tail(x, sigma, torch.where(a < 1, near, far))
@@ -264,11 +269,11 @@ def _lomax(x: Tensor, sigma: Sigma) -> Tensor:
 def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
     if _is_onnx(sigma):  # right at 0 and at the infinities too, and as short as can be
         return torch.relu(x) - x.new_full((), 0.5) / (x.abs().reciprocal() + sigma)
-    size = x.abs()
+    size = _size(x)
     a = _magnitude(size, sigma)
     # a tensor, since torch (2.13) compiles a number into the selection as it was for the first sigma
     floor = x.new_ones(()) * (_inverse_sigma(sigma) * 0.5)
-    return _from_tail(x, sigma, torch.where(a < _FAR[x.dtype], (size * 0.5) / (1 + a), floor))
+    return _from_tail(x, sigma, torch.where(a < _FAR, (size * 0.5) / (1 + a), floor))
 
 
 def _rational_gate(x: Tensor, sigma: Sigma) -> Tensor:

@@ -99,6 +99,20 @@ def test_a_trained_export_has_finite_gradients_at_zero(approximate):
 
 
 @both
+def test_a_trained_export_has_the_gradients_of_the_module_out_to_the_infinities(approximate):
+    module = iglu.IGLU(0.7, learnable=True, approximate=approximate)
+    x = torch.tensor([-math.inf, -3e38, -1e30, -1e15, -2.0, 2.0, 1e15, 1e30, 3e38, math.inf])
+    program = torch.export.export(module, (x,)).module()
+
+    def gradients(of):
+        leaf = x.clone().requires_grad_()
+        y = of(leaf)
+        return torch.autograd.grad(y, [leaf, *of.parameters()], torch.ones_like(y))
+
+    torch.testing.assert_close(gradients(program), gradients(module))
+
+
+@both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.filterwarnings("ignore")  # of the exporter's own making
 def test_onnx_runs_in_onnxruntime(approximate, dtype, tmp_path):

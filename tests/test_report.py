@@ -26,7 +26,7 @@ from iglu.lab.report.content import Claim, Report
 from iglu.lab.report.figures.drawing import panels
 from iglu.lab.report.figures.functions import function_figures
 from iglu.lab.report.gather import gather
-from iglu.lab.report.tables import all_tables
+from iglu.lab.report.tables import all_tables, table5
 from iglu.lab.results.statistics import Estimate, median
 from iglu.lab.results.style import pictures
 from iglu.lab.results.tables import Cell, Table, csv_text
@@ -302,6 +302,25 @@ def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(
     assert (cells[alpha, "paper"].text, cells[alpha, "ours"].text) == ("10.4", "12.0")
     assert cells[alpha, "difference"].text == "+1.6"
     assert [line[0].text for line in table(tables, "probes").rows] == ["mine"]
+
+
+def test_table_5_has_the_tails_of_reduced_networks_with_normalisation_and_without(tmp_path):
+    """Of ReLU's networks, so that the two compare; where those were not run, with the row's activation."""
+    small = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", epochs=1)
+    for activation, norm, alpha in (("relu", True, 9.0), ("iglu:0.1", True, 7.0), ("iglu:0.1", False, 5.0)):
+        figures: Any = {"test_acc": 50.0, "tails": {"act1": {"alpha": alpha, "excess": 18 / alpha}}}
+        write_run(tmp_path, small.replace(activation=activation, norm=norm), figures)
+
+    def reduced() -> list[tuple[str, str]]:
+        found = table5(gather([tmp_path]))
+        at = found.headers.index(("reduced, over seeds", "alpha"))
+        cells = [line[at] for line in found.rows if line[0].text == "ResNet-20"]
+        return [(cell.text.split()[0], cell.note.partition(": ")[0]) for cell in cells]
+
+    assert reduced() == [("9.0", "relu"), ("5.0", "iglu:0.1")]
+    figures = {"test_acc": 50.0, "tails": {"act1": {"alpha": 4.0, "excess": 4.5}}}
+    write_run(tmp_path, small.replace(activation="relu", norm=False), figures)
+    assert reduced() == [("9.0", "relu"), ("4.0", "relu")]
 
 
 # -- claims --------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from iglu.lab.report.answer import published_difference
 from iglu.lab.report.computed import mathematical_claims
 from iglu.lab.report.content import Claim, Judgement, Verdict
 from iglu.lab.report.gather import Evidence, Gathered, seeds_of
-from iglu.lab.report.tables import own_probes, papers_probe
+from iglu.lab.report.tables import network_activation, own_probes, papers_probe
 from iglu.lab.results.comparison import Sample, counted, lower_is_better, scale_of, setting_label, setting_of
 from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
 
@@ -377,7 +377,7 @@ def _reduced_tails(found: Gathered) -> Judgement | None:
     scales = []
     for evidence in found.evidence:
         for setting, of in evidence.common.items():
-            sample = of.get("relu" if setting.kind == "images" else "gelu")
+            sample = of.get(network_activation(setting))
             excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
             if excess is not None:
                 networks[f"{setting.model} on {_label(setting)}"] = excess

@@ -244,16 +244,24 @@ def own_probes(found: Gathered) -> list[Tails]:
     return [each for each in found.probes if not any(each is other for other in shown)]
 
 
+def network_activation(setting: Recipe) -> str:
+    """Whose tails stand for a network's, with normalisation and without: those before IGLU is put in."""
+    return "relu" if setting.kind == "images" else "gelu"
+
+
 def reduced_tails(row: paper.TailRow, samples: Samples) -> Sample | None:
-    """Reduced runs of the same question, whose last line has their tails."""
-    with_tails = {
-        setting: of
-        for setting, of in samples.items()
-        if (sample := of.get(row.recipe.activation)) is not None
-        and tails.sample_tails(sample, "alpha") is not None
-    }
-    chosen = reduced_setting(with_tails, row.recipe, row.beside, ("norm",))
-    return None if chosen is None else with_tails[chosen][row.recipe.activation]
+    """Reduced runs of the same question, whose last line has their tails: of the network before IGLU is put
+    in, or else with the activation of the row."""
+    for activation in (network_activation(row.recipe), row.recipe.activation):
+        with_tails = {
+            setting: of
+            for setting, of in samples.items()
+            if activation in of and tails.sample_tails(of[activation], "alpha") is not None
+        }
+        chosen = reduced_setting(with_tails, row.recipe, row.beside, ("norm",))
+        if chosen is not None:
+            return with_tails[chosen][activation]
+    return None
 
 
 def table5(found: Gathered) -> Table:
@@ -288,7 +296,8 @@ def table5(found: Gathered) -> Table:
 def _reduced_cells(sample: Sample | None) -> Sequence[Cell]:
     if sample is None:
         return (NOT_RUN, NOT_RUN)
-    note = "; ".join([scale_of(sample.setting, len(sample.runs)), *sample.missing])
+    scale = f"{sample.activation}: {scale_of(sample.setting, len(sample.runs))}"
+    note = "; ".join([scale, *sample.missing])
     alpha, excess = (tails.sample_tails(sample, name) for name in ("alpha", "excess"))
     return (estimated(alpha, 1, note=note), estimated(excess, 2))
 

@@ -110,14 +110,33 @@ def test_the_answer_names_where_it_was_better_where_worse_and_by_how_much(tmp_pa
         == "With some sigma IGLU was better than ReLU in 1 of 2 tasks, and with some sigma worse in 1."
     )
     table = answer_table(tasks)
-    first, *_, last = table.rows
-    assert [name for _, name in table.headers] == ["task", "beside", "iglu:0.5", "iglu:5"]
-    assert first[0].text.startswith("resnet8 on cifar10 at 100:1")
-    assert [cell.text for cell in first[1:3]] == ["ReLU", "better: +2.05 ± 0.21"]
-    assert ":" not in first[3].text
-    assert last[0].text.startswith("resnet8 on cifar10 at 200:1")
-    assert last[1].text == "GELU"
-    assert last[2].text.startswith("worse: -")
+    first, last = ([cell.text for cell in row] for row in table.rows)
+    assert [name for _, name in table.headers] == ["task", "beside ReLU", "beside GELU"]
+    assert first[:2] == [
+        "resnet8 on cifar10 at 100:1, 2 epochs, 4 seeds; accuracy, %",
+        "better: iglu:0.5 +2.05 ± 0.21; 1 not told apart (-0.12)",
+    ]
+    assert last[0].startswith("resnet8 on cifar10 at 200:1")
+    assert last[2].startswith("worse: iglu:0.5 -2.1")
+
+
+def test_the_answer_lists_the_best_first_and_the_span_of_what_is_not_told_apart() -> None:
+    def one(activation: str, value: float, chance: float, diverged: int = 0) -> Difference:
+        found = Estimate(value, value - 0.5, value + 0.5, 4, 0.3)
+        return Difference(activation, "relu", "perplexity", found, chance, diverged=diverged)
+
+    found = (
+        one("gelu", -9.0, 0.001), one("iglu:0.5", 3.0, 0.001, diverged=1), one("iglu:1", 2.0, 0.001),
+        one("iglu:5", -2.0, 0.001), one("iglu:10", -3.0, 0.001), one("iglu:7", 0.3, 0.5),
+        one("iglu:6", -0.2, 0.5),
+    )  # fmt: skip
+    (row,) = answer_table([Task("task1", "a task", "perplexity", "relu", "", found)]).rows
+    assert [cell.text for cell in row] == [
+        "a task; perplexity (not planned)",
+        "better: iglu:10 -3.00 ± 0.50, iglu:5 -2.00 ± 0.50; "
+        "worse: iglu:1 +2.00 ± 0.50, iglu:0.5 +3.00 ± 0.50 (1 diverged); 2 not told apart (-0.20 to +0.30)",
+        "not run",
+    ]
 
 
 def test_where_nothing_is_better_that_is_what_it_says() -> None:

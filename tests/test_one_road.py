@@ -273,7 +273,7 @@ def test_a_planned_grid_decides_at_its_own_scale_and_leaves_the_papers_open(tmp_
     assert gains.reduced.verdict == "holds"
     assert gains.reduced.scale == "resnet8 on digits at 100:1, 2 epochs, 4 seeds"
     assert "iglu:0.5 - relu: test_acc +1.5" in gains.reduced.evidence
-    assert "can be seen" in gains.reduced.evidence
+    assert "one run spreads by 3.98, so that 4 seeds can show 11.72, and one point" in gains.reduced.evidence
     learnable = claim(found, "A learnable sigma").reduced
     assert learnable is not None
     assert learnable.verdict == "holds"  # better by .1, less than the spread of .5
@@ -290,6 +290,48 @@ def test_a_planned_grid_may_say_no_or_nothing(gain: float, verdict: str, tmp_pat
     reduced = claim(all_claims(gather([tmp_path])), "IGLU gains on imbalanced").reduced
     assert reduced is not None
     assert reduced.verdict == verdict
+
+
+def test_what_these_seeds_leave_open_says_how_many_would_not(tmp_path: Path) -> None:
+    """Four pairs that differ by 1 on average and by 1.63 around it."""
+    values = {"relu": (50.0, 51.0, 52.0, 53.0), "iglu:0.5": (49.0, 52.0, 53.0, 56.0)}
+    recipe = RECIPES["resnet20-cifar100-lt"]
+    for activation, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            write(tmp_path, recipe.replace(activation=activation, seed=seed), accuracy)
+    evidence = claim(all_claims(gather([tmp_path])), "IGLU gains on imbalanced").evidence
+    assert (
+        f"at {recipe.ratio:g}:1: test_acc +1.00 ± 2.60 (4 seeds), where one of that size takes 23 seeds"
+        in evidence
+    )
+
+
+def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(tmp_path: Path) -> None:
+    planned(tmp_path, "lt", 100.0, gain=1.5)
+    claims_of = '[plan.claims]\n"{text}" = ["iglu:0.5", "relu"]\n'
+    for name, text in (("low", "Low sigma wins on ResNet"), ("other", "IGLU gains on imbalanced data")):
+        head = GRID.partition("[plan.claims]")[0].format(ratio=20.0)
+        (tmp_path / f"{name}.toml").write_text(head + claims_of.format(text=text))
+    found = all_claims(gather([tmp_path]))
+    low = claim(found, "Low sigma wins").reduced
+    assert low is not None
+    assert low.verdict == "not enough evidence"
+    assert low.scale == "resnet8 on digits at 20:1, 2 epochs, 0 seeds of 4 planned"
+    spread = "one run spreads by 3.98 elsewhere, so that 4 seeds can show 11.72"
+    assert low.evidence.startswith(f"not run: iglu:0.5 - relu; {spread}")
+    gains = claim(found, "IGLU gains on imbalanced").reduced
+    assert gains is not None
+    assert gains.verdict == "holds"  # at the scale that was run, and no other
+    assert gains.scale == "resnet8 on digits at 100:1, 2 epochs, 4 seeds"
+    assert "resnet8 on digits at 20:1, 2 epochs, 0 seeds of 4 planned, not run:" in gains.evidence
+
+
+def test_a_file_beside_the_grids_that_is_none_is_named(tmp_path: Path) -> None:
+    planned(tmp_path, "lt", 100.0, gain=1.5)
+    (tmp_path / "other.toml").write_text("[tool]\nx = 1\n")
+    (complaint,) = gather([tmp_path]).complaints
+    assert "other.toml" in complaint
+    assert "tool" in complaint
 
 
 def test_a_grid_that_was_stopped_early_is_judged_on_common_seeds_and_says_so(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from iglu.lab import cli
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import RECIPES, Recipe
 from iglu.lab.results.comparison import Sample, marks, samples, setting_label, summarise
-from iglu.lab.results.statistics import estimate, p_value
+from iglu.lab.results.statistics import estimate, p_value, seeds_to_show, smallest_difference
 from iglu.lab.results.tables import Table, csv_lines
 from iglu.lab.runs.folder import Run, read_run
 from iglu.lab.runs.record import read_runs, record
@@ -414,6 +414,26 @@ def test_the_chance_of_a_difference_is_that_of_students_t() -> None:
     expected = pytest.importorskip("scipy.stats").ttest_1samp(values, 0).pvalue
     assert p_value(estimate(values)) == pytest.approx(expected)
     assert math.isnan(p_value(estimate([0.3])))
+
+
+@pytest.mark.parametrize(("difference", "spread"), [(1.0, 0.7), (-0.5, 0.7), (1.7, 0.33), (0.05, 0.62)])
+def test_so_many_seeds_show_a_difference_four_times_out_of_five_and_one_fewer_does_not(
+    difference: float, spread: float
+) -> None:
+    """By the power of the paired t-test, from the noncentral t: the rule of quantiles is within a point."""
+    seeds = seeds_to_show(difference, spread)
+    assert smallest_difference(seeds, spread) <= abs(difference) < smallest_difference(seeds - 1, spread)
+    stats = pytest.importorskip("scipy.stats")
+    shift = abs(difference) / (spread * math.sqrt(2 / seeds))
+    power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, shift)
+    assert 0.79 < power < 0.9
+    assert seeds_to_show(-difference, spread) == seeds
+
+
+@pytest.mark.parametrize("difference", [0.0, math.nan, math.inf])
+def test_no_number_of_seeds_shows_no_difference(difference: float) -> None:
+    with pytest.raises(ValueError, match="must be finite and not 0"):
+        seeds_to_show(difference, 0.7)
 
 
 def test_equal_samples_are_not_apart(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from iglu.lab.report.claims import all_claims
 from iglu.lab.report.gather import Gathered, gather
 from iglu.lab.report.sigmas import rules_table
 from iglu.lab.results.tables import Table, markdown
-from iglu.lab.sweep.grid import read_grid
 
 ROOT = pathlib.Path(__file__).parent.parent
 EVIDENCE = ROOT / "results" / "evidence"
@@ -49,19 +48,15 @@ def sigma_rules(found: Gathered) -> str:
 
 def runs(found: Gathered) -> str:
     """What has been run of each grid, and the time it took."""
-    started = {each.grid.title: each for each in found.evidence}
     rows = []
-    for path in sorted(EVIDENCE.glob("*.toml")):
-        grid = read_grid(str(path))
-        samples = started[grid.title].samples if grid.title in started else {}
-        done = [
-            run for of in samples.values() for each in of.values() for run in (*each.runs, *each.diverged)
-        ]
-        diverged = sum(len(each.diverged) for of in samples.values() for each in of.values())
+    for evidence in found.planned:
+        samples = [each for of in evidence.samples.values() for each in of.values()]
+        done = [run for each in samples for run in (*each.runs, *each.diverged)]
+        diverged = sum(len(each.diverged) for each in samples)
         minutes = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 60
         where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
-        counts = (len(done), len(grid.runs), diverged, round(minutes))
-        rows.append((path.name, *counts, "; ".join(where)))
+        counts = (len(done), len(evidence.grid.runs), diverged, round(minutes))
+        rows.append((f"{evidence.grid.title}.toml", *counts, "; ".join(where)))
     names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
     return markdown(Table.of("runs", "What has been run", names, rows))
 

@@ -15,19 +15,18 @@ from typing import NamedTuple
 from iglu import zoo
 from iglu.lab import paper
 from iglu.lab.recipes import Recipe
-from iglu.lab.report.content import LEVEL, Difference, Task
+from iglu.lab.report.content import LEVEL, Difference, Standing, Task
 from iglu.lab.report.gather import Evidence, Gathered
 from iglu.lab.results.comparison import (
     METRIC_LABELS,
     REFERENCES,
     Sample,
-    activation_order,
     digits_of,
     scale_of,
     setting_of,
 )
 from iglu.lab.results.statistics import holm, p_value
-from iglu.lab.results.tables import NONE, Cell, Table
+from iglu.lab.results.tables import Table
 
 SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
@@ -166,32 +165,58 @@ def headlines(tasks: Sequence[Task]) -> list[str]:
     return lines
 
 
-def answer_table(tasks: Sequence[Task]) -> Table:
-    """A line for each task beside ReLU and one beside GELU, a column for each IGLU that was run."""
-    lines = [
-        (task, reference, {one.activation: one for one in found})
-        for task in tasks
-        for reference in REFERENCES
-        if (found := beside(task, reference))
-    ]
-    names = sorted({name for _, _, found in lines for name in found}, key=activation_order)
-    rows = [
-        (_name(task), zoo.ZOO[reference].label, *(_cell(found.get(name)) for name in names))
-        for task, reference, found in lines
-    ]
-    return Table.of(
-        "answer", "Where IGLU was better here, and where not", ("task", "beside", *names), rows, [RULE]
-    )
+class Outcome(NamedTuple):
+    """Of all IGLUs of one task beside one reference."""
+
+    shown: dict[Standing, list[Difference]]  # better and worse, the best first
+    rest: str  # how many are not told apart, and between which values
 
 
-def _name(task: Task) -> str:
-    how = f"grid {task.grid}" if task.grid else "not planned"
-    return f"{task.title}; {METRIC_LABELS.get(task.metric, task.metric)} ({how})"
+def outcomes(task: Task) -> dict[str, Outcome]:
+    """Beside ReLU and beside GELU."""
+    return {zoo.ZOO[reference].label: _outcome(beside(task, reference)) for reference in REFERENCES}
 
 
-def _cell(one: Difference | None) -> Cell:
-    if one is None:
-        return NONE
-    shown = "" if one.standing == "not told apart" else f"{one.standing}: "
+def _outcome(found: Sequence[Difference]) -> Outcome:
+    shown: dict[Standing, list[Difference]] = {}
+    for one in sorted(found, key=lambda one: one.gain.value, reverse=True):
+        shown.setdefault(one.standing, []).append(one)
+    alike = sorted(one.found.value for one in shown.pop("not told apart", []))
+    if not alike:
+        return Outcome(shown, "" if found else "not run")
+    ends = dict.fromkeys(f"{value:+.{digits_of(found[0].metric)}f}" for value in (alike[0], alike[-1]))
+    return Outcome(shown, f"{len(alike)} not told apart ({' to '.join(ends)})")
+
+
+def amount(one: Difference) -> str:
+    """By how much, and how many seeds were lost."""
     lost = f" ({one.diverged} diverged)" if one.diverged else ""
-    return Cell(f"{shown}{one.found.text(digits_of(one.metric), '+')}{lost}", one.found.value)
+    return one.found.text(digits_of(one.metric), "+") + lost
+
+
+def answer_table(tasks: Sequence[Task]) -> Table:
+    """A line for each task, short enough for a README."""
+    rows = [
+        (f"{task.title}; {metric_of(task)}", *(_words(outcome) for outcome in outcomes(task).values()))
+        for task in tasks
+    ]
+    headers = ("task", *(f"beside {zoo.ZOO[reference].label}" for reference in REFERENCES))
+    return Table.of("answer", "Where IGLU was better here, and where not", headers, rows, [RULE])
+
+
+def metric_of(task: Task) -> str:
+    return METRIC_LABELS.get(task.metric, task.metric) + ("" if task.grid else " (not planned)")
+
+
+def _words(outcome: Outcome) -> str:
+    """
+    >>> from iglu.lab.results.statistics import Estimate
+    >>> five = Difference("iglu:5", "relu", "test_acc", Estimate(0.5, 0.25, 0.75, 10), 0.01)
+    >>> _words(Outcome({"better": [five]}, "1 not told apart (-0.65)"))
+    'better: iglu:5 +0.50 ± 0.25; 1 not told apart (-0.65)'
+    """
+    parts = [
+        f"{standing}: {', '.join(f'{one.activation} {amount(one)}' for one in found)}"
+        for standing, found in outcome.shown.items()
+    ]
+    return "; ".join([*parts, *([outcome.rest] if outcome.rest else [])])

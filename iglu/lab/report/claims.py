@@ -28,7 +28,7 @@ from iglu.lab.report.content import Claim, Judgement, Verdict
 from iglu.lab.report.gather import Evidence, Gathered, seeds_of
 from iglu.lab.report.tables import network_activation, own_probes, papers_probe
 from iglu.lab.results.comparison import Sample, counted, lower_is_better, scale_of, setting_label, setting_of
-from iglu.lab.results.statistics import Estimate, estimate, smallest_difference
+from iglu.lab.results.statistics import Estimate, estimate, seeds_to_show, smallest_difference
 
 LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
 _SIGMAS = (
@@ -149,8 +149,25 @@ def compare(
         return _OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
     gain = -found if lower_is_better(metric) else found
     text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
+    if bound is None:
+        text += _wanted(found)
     verdict, claimed = (side(gain), one) if bound is None else (side(-gain, -bound), other)
     return _OPEN if verdict == "holds" and claimed.diverged else verdict, text
+
+
+_MOST_SEEDS = 1000  # that anybody would run
+
+
+def _wanted(found: Estimate) -> str:
+    """How many seeds would tell a difference of the size found from 0, where these do not."""
+    if not found.has_interval or found.excludes(0) or found.value == 0:
+        return ""
+    seeds = seeds_to_show(found.value, found.deviation / math.sqrt(2))  # the spread is of the pairs already
+    return f", where one of that size takes {_seeds(seeds)}"
+
+
+def _seeds(number: int) -> str:
+    return counted(number, "seed") if number <= _MOST_SEEDS else f"more than {_MOST_SEEDS:,} seeds"
 
 
 def _label(recipe: Recipe) -> str:
@@ -180,7 +197,9 @@ def _claim(
         verdicts.append(verdict)
         parts.append(told)
         gap = published_difference(setting, better, worse, metric)
-        published += [] if gap is None else [f"{gap:+.2f} ({label})"]
+        if gap is not None:
+            power = _papers_power(recipe, gap) if bounds is None else ""
+            published.append(f"{gap:+.2f} ({label}{power})")
     elsewhere = _elsewhere(found, recipes, better, worse)
     evidence = (
         f"{'; '.join(parts)}."
@@ -189,6 +208,18 @@ def _claim(
     )
     reduced = _reduced(found, text, is_bounded=bounds is not None)
     return Claim(text, together(verdicts), evidence, rule, reduced)
+
+
+def _papers_power(recipe: Recipe, gap: float) -> str:
+    """How many seeds it takes to show what was published, where the authors' own spread is known."""
+    spread = _papers_spreads().get(recipe.name)
+    if spread is None or gap == 0:
+        return ""
+    return f"; {_seeds(seeds_to_show(gap, spread))} show it at the authors' spread"
+
+
+def _papers_spreads() -> dict[str, float]:
+    return {name: float(spread) for name, spread in paper.paper()["noise"].items()}
 
 
 def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
@@ -214,7 +245,7 @@ def _planned(found: Gathered, text: str) -> list[tuple[Evidence, Recipe]]:
 
 
 def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | None:
-    """By the comparison of each plan; ``is_bounded``: by less than the spread of one run."""
+    """By the comparison of each plan, of what was run; ``is_bounded``: by less than the spread of one run."""
     verdicts: list[Verdict] = []
     scales, parts = [], []
     for evidence, setting in _planned(found, text):
@@ -224,9 +255,14 @@ def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | Non
         verdict, told = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
         verdicts.append(verdict)
         scales.append(_scale(evidence, setting, of))
-        parts.append(told + _power(of, plan.metric))
-    if not verdicts:
+        parts.append(told + _power(_spread(of, plan.metric), seeds_of(of)))
+    waiting = _not_run(found, text)
+    if not verdicts and not waiting:
         return None
+    if not verdicts:
+        scales, parts = [scale for scale, _ in waiting], [f"not run: {told}" for _, told in waiting]
+    else:
+        parts += [f"{scale}, not run: {told}" for scale, told in waiting]
     return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.")
 
 
@@ -235,14 +271,43 @@ def _scale(evidence: Evidence, setting: Recipe, of: Mapping[str, Sample]) -> str
     return scale_of(setting, seeds) + (f" of {planned} planned" if seeds < planned else "")
 
 
-def _power(of: Mapping[str, Sample], metric: str) -> str:
-    """What so many seeds can show at the spread seen."""
+def _not_run(found: Gathered, text: str) -> list[tuple[str, str]]:
+    """The settings that were planned for a claim and of which nothing was run, and what their seeds would
+    show at the spread that the same network had on the same data elsewhere."""
+    result = []
+    for evidence in found.planned:
+        plan = evidence.plan
+        if text not in plan.claims or evidence.samples:
+            continue
+        for setting in dict.fromkeys(setting_of(recipe) for recipe in evidence.grid.recipes):
+            seen = [
+                own
+                for each in found.evidence
+                for other, of in each.common.items()
+                if (other.model, other.dataset, other.norm) == (setting.model, setting.dataset, setting.norm)
+                and (own := _spread(of, plan.metric)) is not None
+            ]
+            spread = statistics.fmean(seen) if seen else None
+            power = _power(spread, len(evidence.grid.seeds), " elsewhere")
+            result.append((_scale(evidence, setting, {}), " - ".join(plan.claims[text]) + power))
+    return result
+
+
+def _spread(of: Mapping[str, Sample], metric: str) -> float | None:
+    """The standard deviation of one run over seeds, the mean over activations."""
     found = [each for sample in of.values() if (each := sample.estimate(metric)) is not None]
     spreads = [each.deviation for each in found if each.has_interval]
-    if not spreads:
+    return statistics.fmean(spreads) if spreads else None
+
+
+def _power(spread: float | None, seeds: int, where: str = "") -> str:
+    """What so many seeds can show at the spread seen, and how many it takes to show one point."""
+    if spread is None or spread == 0:
         return ""
-    spread, seeds = statistics.fmean(spreads), min(each.size for each in found)
-    return f"; one run spreads by {spread:.2f}, so that {smallest_difference(seeds, spread):.2f} can be seen"
+    return (
+        f"; one run spreads by {spread:.2f}{where}, so that {counted(seeds, 'seed')} can show "
+        f"{smallest_difference(seeds, spread):.2f}, and one point takes {_seeds(seeds_to_show(1.0, spread))}"
+    )
 
 
 # -- the claims ------------------------------------------------------------------------------------
@@ -270,7 +335,7 @@ def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
     ratio alone."""
     planned = _planned(found, text)
     if not planned:
-        return None
+        return _reduced(found, text, is_bounded=False)  # which says what is not run
     evidence, setting = planned[0]
     alike = {
         other.ratio: of
@@ -305,7 +370,8 @@ def _slopes(
     told = f", {lost} of {one} diverged" if lost else ""
     verdict = side(found)
     return (_OPEN if lost and verdict == "holds" else verdict), (
-        f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{told})."
+        f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{told})"
+        f"{_wanted(found)}."
     )
 
 
@@ -315,7 +381,7 @@ def _learnable(found: Gathered) -> Claim:
     text = "A learnable sigma is no better than a fixed one"
     tables = [table for table in map(paper.run_table, paper.RUN_TABLES) if {START, HIGH} <= table.rows.keys()]
     recipes = [recipe for table in tables for recipe in table.recipes]
-    noise = {name: float(spread) for name, spread in paper.paper()["noise"].items()}
+    noise = _papers_spreads()
     bounds = {recipe.name: noise.get(recipe.name, _spread_here(found, recipe)) for recipe in recipes}
     known = ", ".join(f"{noise[name]:g} points for the authors' {name}" for name in bounds if name in noise)
     rule = (
@@ -374,16 +440,15 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
 def _reduced_tails(found: Gathered) -> Judgement | None:
     """From the last lines of planned runs with normalisation: relu on images, gelu on text."""
     networks: dict[str, Estimate | None] = {}
-    scales = []
     for evidence in found.evidence:
         for setting, of in evidence.common.items():
             sample = of.get(network_activation(setting))
             excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
             if excess is not None:
-                networks[f"{setting.model} on {_label(setting)}"] = excess
-                scales.append(_scale(evidence, setting, of))
+                networks[_scale(evidence, setting, of)] = excess
     if not networks:
         return None
     kinds = {network.startswith("resnet") for network in networks}
     verdict, told = _heavier(networks)
-    return Judgement(verdict if kinds == {True, False} else _OPEN, "; ".join(scales), told)
+    scale = f"{counted(len(networks), 'network')}, each with its number"
+    return Judgement(verdict if kinds == {True, False} else _OPEN, scale, told)

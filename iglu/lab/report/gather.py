@@ -79,11 +79,16 @@ class Gathered:
     @functools.cached_property
     def evidence(self) -> list[Evidence]:
         """Of the planned grids, those of which something was run."""
+        return [each for each in self.planned if each.samples]
+
+    @functools.cached_property
+    def planned(self) -> list[Evidence]:
+        """Every grid with a plan."""
         found = []
         for grid in self.grids:
             names = {recipe.folder_name for recipe in grid.runs}
             mine = [run for run in self.runs if run.name in names]
-            if mine and grid.plan is not None:
+            if grid.plan is not None:
                 found.append(Evidence(grid, grid.plan, samples(mine)))
         return found
 
@@ -126,12 +131,14 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
 
 def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-    """The folder that was named, and a file in it; grids lie beside the runs recorded of them."""
+    """The folder that was named, and a file in it.  Grids lie beside the runs recorded of them, those of
+    which nothing was run beside the others."""
     seen: set[Path] = set()
     for folder in folders:
         own = [path for name in (*FILES, PROBE_FILE) for path in sorted(folder.rglob(name))]
         records = list(run_files(folder))
-        grids = [path for record in records if (path := record.with_suffix(".toml")).is_file()]
+        homes = dict.fromkeys(record.parent for record in records if record.with_suffix(".toml").is_file())
+        grids = [path for home in homes for path in sorted(home.glob("*.toml"))]
         for path in (*own, *records, *grids):
             if path.resolve() not in seen:
                 seen.add(path.resolve())

@@ -23,11 +23,11 @@ import jinja2
 
 from iglu import zoo
 from iglu.lab.probe.tables import Tails, layer_table
-from iglu.lab.report.answer import RULE, beside, headlines
-from iglu.lab.report.content import Curve, Difference, Report, Standing, Task, Verdict
+from iglu.lab.report.answer import RULE, amount, headlines, metric_of, outcomes
+from iglu.lab.report.content import Curve, Report, Standing, Verdict
 from iglu.lab.report.explorer import SIGMAS, explorer_data
 from iglu.lab.report.forest import forests
-from iglu.lab.results.comparison import METRIC_LABELS, REFERENCES, digits_of
+from iglu.lab.results.comparison import METRIC_LABELS
 from iglu.lab.results.tables import NONE, NOT_RUN, Table
 from iglu.tails import gaussian_index
 
@@ -68,7 +68,8 @@ def render(report: Report) -> str:
         report=report,
         forests=[(task, next(found := forests(task)), list(found)) for task in report.tasks],
         headlines=headlines(report.tasks),
-        answers=[_answer(task) for task in report.tasks],
+        answers=[(task, metric_of(task), outcomes(task)) for task in report.tasks],
+        amount=amount,
         rule=RULE,
         standings=_STANDINGS,
         measured=measured,
@@ -82,37 +83,6 @@ def render(report: Report) -> str:
         learned=list(dict.fromkeys(_whose(curve) for curve in report.sigmas)),
         provenance={key: _readable(value) for key, value in report.provenance.items()},
     )
-
-
-# -- activations beside each other -----------------------------------------------------------------
-
-
-def _answer(task: Task) -> dict[str, Any]:
-    """Of one task, beside ReLU and beside GELU: what was shown, and how many were not told apart."""
-    found = {zoo.ZOO[name].label: beside(task, name) for name in REFERENCES}
-    return {
-        "task": task,
-        "metric": METRIC_LABELS.get(task.metric, task.metric),
-        "beside": {label: (_shown(mine), _open(mine)) for label, mine in found.items()},
-    }
-
-
-def _shown(found: Sequence[Difference]) -> list[tuple[str, str, Standing]]:
-    shown = [one for one in found if one.standing != "not told apart"]
-    return [
-        (zoo.parse(one.activation).label, one.found.text(digits_of(one.metric), "+"), one.standing)
-        for one in sorted(shown, key=lambda one: one.gain.value, reverse=True)
-    ]
-
-
-def _open(found: Sequence[Difference]) -> str:
-    values = sorted(one.found.value for one in found if one.standing == "not told apart")
-    if not values:
-        return "" if found else "not run"
-    digits = digits_of(found[0].metric)
-    ends = [f"{value:+.{digits}f}" for value in (values[0], values[-1])]
-    span = ends[0] if len(values) == 1 else " to ".join(ends)
-    return f"{len(values)} not told apart ({span})"
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -30,12 +30,13 @@ class Estimate(NamedTuple):
         return f"{value} ± {(self.high - self.low) / 2:,.{digits}f}" if self.has_interval else value
 
     def span(self, digits: int = 2) -> str:
-        """With both ends, where they are not the same distance away.
+        """With both ends, where they are not the same distance away; alone where there is no interval.
 
         >>> Estimate(1.0, 0.9, 1.3, 50).span()
         '1.00 [0.90, 1.30]'
         """
-        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        value = f"{self.value:.{digits}f}"
+        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]" if self.has_interval else value
 
     def __str__(self) -> str:
         return self.text()
@@ -131,6 +132,22 @@ def smallest_difference(seeds: int, spread: float) -> float:
         return math.inf
     points = _t_quantile(seeds - 1) + t.ppf(0.8, seeds - 1)
     return float(points * spread * math.sqrt(2 / seeds))
+
+
+def seeds_to_show(difference: float, spread: float) -> int:
+    """How many it takes until ``smallest_difference`` is no larger than this one, which is not 0.
+
+    >>> seeds_to_show(1.0, 0.7), seeds_to_show(-0.98, 0.7)
+    (10, 11)
+    """
+    if difference == 0 or not math.isfinite(difference):
+        raise ValueError(f"A difference to be shown must be finite and not 0, got {difference}")
+    normal = statistics.NormalDist()
+    points = normal.inv_cdf(0.975) + normal.inv_cdf(0.8)
+    seeds = max(2, math.floor(2 * (points * spread / difference) ** 2))  # Student's t takes a few more
+    while smallest_difference(seeds, spread) > abs(difference):
+        seeds += 1
+    return seeds
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:

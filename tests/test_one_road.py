@@ -308,11 +308,25 @@ def test_what_these_seeds_leave_open_says_how_many_would_not(tmp_path: Path) -> 
 
 def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(tmp_path: Path) -> None:
     planned(tmp_path, "lt", 100.0, gain=1.5)
-    claims_of = '[plan.claims]\n"{text}" = ["iglu:0.5", "relu"]\n'
-    for name, text in (("low", "Low sigma wins on ResNet"), ("other", "IGLU gains on imbalanced data")):
-        head = GRID.partition("[plan.claims]")[0].format(ratio=20.0)
-        (tmp_path / f"{name}.toml").write_text(head + claims_of.format(text=text))
+    more = '[plan.claims]\n"{text}" = ["iglu:0.5", "relu"]\n'
+    for name, text, recipe, norm in (
+        ("low", "Low sigma wins on ResNet", "digits-lt", "true"),
+        ("high", "High sigma wins on transformers", "digits-lt", "false"),
+        ("grow", "IGLU's gains grow with the imbalance", "resnet20-cifar10-lt", "true"),
+        ("other", "IGLU gains on imbalanced data", "digits-lt", "true"),
+    ):
+        head = GRID.partition("[plan.claims]")[0].format(ratio=20.0).replace("digits-lt", recipe)
+        (tmp_path / f"{name}.toml").write_text(
+            f'norm = {norm}\nmodel = "resnet8"\n{head}{more.format(text=text)}'
+        )
     found = all_claims(gather([tmp_path]))
+    for text in (
+        "High sigma wins",
+        "IGLU's gains grow",
+    ):  # of another network, of other data: no spread is known
+        elsewhere = claim(found, text).reduced
+        assert elsewhere is not None
+        assert elsewhere.evidence == "not run: iglu:0.5 - relu."
     low = claim(found, "Low sigma wins").reduced
     assert low is not None
     assert low.verdict == "not enough evidence"

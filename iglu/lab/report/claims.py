@@ -167,7 +167,11 @@ def _wanted(found: Estimate) -> str:
 
 
 def _seeds(number: int) -> str:
-    return counted(number, "seed") if number <= _MOST_SEEDS else f"more than {_MOST_SEEDS:,} seeds"
+    """
+    >>> _seeds(1000), _seeds(1001)
+    ('1000 seeds', 'more than 1000 seeds')
+    """
+    return counted(number, "seed") if number <= _MOST_SEEDS else f"more than {_MOST_SEEDS} seeds"
 
 
 def _label(recipe: Recipe) -> str:
@@ -213,9 +217,7 @@ def _claim(
 def _papers_power(recipe: Recipe, gap: float) -> str:
     """How many seeds it takes to show what was published, where the authors' own spread is known."""
     spread = _papers_spreads().get(recipe.name)
-    if spread is None or gap == 0:
-        return ""
-    return f"; {_seeds(seeds_to_show(gap, spread))} show it at the authors' spread"
+    return "" if spread is None else f"; {_seeds(seeds_to_show(gap, spread))} show it at the authors' spread"
 
 
 def _papers_spreads() -> dict[str, float]:
@@ -302,7 +304,7 @@ def _spread(of: Mapping[str, Sample], metric: str) -> float | None:
 
 def _power(spread: float | None, seeds: int, where: str = "") -> str:
     """What so many seeds can show at the spread seen, and how many it takes to show one point."""
-    if spread is None or spread == 0:
+    if spread is None:
         return ""
     return (
         f"; one run spreads by {spread:.2f}{where}, so that {counted(seeds, 'seed')} can show "

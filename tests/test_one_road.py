@@ -346,6 +346,8 @@ def test_a_file_beside_the_grids_that_is_none_is_named(tmp_path: Path) -> None:
     (complaint,) = gather([tmp_path]).complaints
     assert "other.toml" in complaint
     assert "tool" in complaint
+    (tmp_path / "lt.toml").unlink()  # runs without their grid: what else lies there is nobody's plan
+    assert gather([tmp_path]).complaints == []
 
 
 def test_a_grid_that_was_stopped_early_is_judged_on_common_seeds_and_says_so(tmp_path: Path) -> None:

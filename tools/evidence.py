@@ -49,7 +49,7 @@ def sigma_rules(found: Gathered) -> str:
 def runs(found: Gathered) -> str:
     """What has been run of each grid, and the time it took."""
     rows = []
-    for evidence in found.planned:
+    for evidence in found.evidence:
         samples = [each for of in evidence.samples.values() for each in of.values()]
         done = [run for each in samples for run in (*each.runs, *each.diverged)]
         diverged = sum(len(each.diverged) for each in samples)

@@ -277,7 +277,7 @@ def _not_run(found: Gathered, text: str) -> list[tuple[str, str]]:
     """The settings that were planned for a claim and of which nothing was run, and what their seeds would
     show at the spread that the same network had on the same data elsewhere."""
     result = []
-    for evidence in found.planned:
+    for evidence in found.evidence:
         plan = evidence.plan
         if text not in plan.claims or evidence.samples:
             continue

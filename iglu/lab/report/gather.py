@@ -78,12 +78,7 @@ class Gathered:
 
     @functools.cached_property
     def evidence(self) -> list[Evidence]:
-        """Of the planned grids, those of which something was run."""
-        return [each for each in self.planned if each.samples]
-
-    @functools.cached_property
-    def planned(self) -> list[Evidence]:
-        """Every grid with a plan."""
+        """Of every grid with a plan; it has no samples where nothing was run."""
         found = []
         for grid in self.grids:
             names = {recipe.folder_name for recipe in grid.runs}

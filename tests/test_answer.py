@@ -233,7 +233,7 @@ def test_repeats_are_told_in_the_sources_and_count_once(tmp_path: Path) -> None:
         record([run_of(LT, {"test_acc": 50.0}, date=name)], tmp_path / f"{name}.jsonl")
     found = gather([tmp_path])
     assert len(found.runs) == 1
-    assert any(line.startswith("1 runs were made again") for line in found.sources)
+    assert any(line.startswith("made again and counted once: 1 run;") for line in found.sources)
     assert not any("more than once" in line for line in found.sources)
 
 

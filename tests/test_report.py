@@ -27,6 +27,7 @@ from iglu.lab.report.figures.drawing import panels
 from iglu.lab.report.figures.functions import function_figures
 from iglu.lab.report.gather import gather
 from iglu.lab.report.tables import all_tables, table5
+from iglu.lab.report.verdicts import side
 from iglu.lab.results.statistics import Estimate, median
 from iglu.lab.results.style import pictures
 from iglu.lab.results.tables import Cell, Table, csv_text
@@ -398,7 +399,7 @@ def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
     ],
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
-    assert claims.side(Estimate((low + high) / 2, low, high, 4)) == verdict
+    assert side(Estimate((low + high) / 2, low, high, 4)) == verdict
 
 
 def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them_apart(tmp_path):

@@ -11,7 +11,8 @@ import tyro
 from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.report.build import default_folders, write
-from iglu.lab.report.content import VERDICTS, Report
+from iglu.lab.report.content import Report
+from iglu.lab.report.verdicts import VERDICTS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ import tyro
 
 from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError
-from iglu.lab.results.comparison import Summary, setting_label, summarise, summary_row, summary_tables
+from iglu.lab.results.comparison import (
+    Summary,
+    counted,
+    setting_label,
+    summarise,
+    summary_row,
+    summary_tables,
+)
 from iglu.lab.results.tables import Cell, Table, Tone, csv_lines, terminal
 from iglu.lab.runs.folder import STATUSES, Run
 from iglu.lab.runs.record import read_runs, record
@@ -68,7 +75,7 @@ def main(argv: list[str]) -> int:
         print(f"iglu runs: {complaint}", file=sys.stderr)
     if flags.record is not None:
         new, total = record(runs, flags.record)
-        print(f"iglu runs: {new} runs added to {flags.record}, which has {total}", file=sys.stderr)
+        print(f"iglu runs: {counted(new, 'run')} added to {flags.record}, which has {total}", file=sys.stderr)
     return 0
 
 
@@ -128,7 +135,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         rows.append((*words, done, *shown, Cell(in_words(run.seconds), run.seconds)))
     note = "best*: chosen on the test set itself, so flattering"
     tones: list[Tone] = ["" if run.status == "finished" else "quiet" for run in runs]
-    return Table.of("runs", f"{len(runs)} runs", names, rows, [note], tones)
+    return Table.of("runs", counted(len(runs), "run"), names, rows, [note], tones)
 
 
 def run_row(run: Run) -> dict[str, Any]:

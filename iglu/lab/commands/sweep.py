@@ -17,7 +17,7 @@ from iglu.lab.cli import DONE, FAILED, INTERRUPTED
 from iglu.lab.console import Terminal
 from iglu.lab.mistakes import MistakeError, check_least, check_writable
 from iglu.lab.recipes import Recipe
-from iglu.lab.results.comparison import setting_label, summarise, summary_tables
+from iglu.lab.results.comparison import counted, setting_label, summarise, summary_tables
 from iglu.lab.results.tables import Cell, Table, terminal
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.record import read_runs
@@ -193,7 +193,7 @@ def _show_plan(
         spans = [Cell(in_words(time), time) for time in (total / len(to_go), total)] if to_go else [None] * 2
         rows.append((label, *counts, *spans))
     names = ("recipe", "activations", "seeds", "epochs", "done", "to go", "time each", "together")
-    title = f"{flags.target}: {len(recipes)} runs"
+    title = f"{flags.target}: {counted(len(recipes), 'run')}"
     console.print(terminal(Table.of("plan", title, names, rows)))
     console.say(_totals(recipes, times, flags))
 
@@ -230,9 +230,9 @@ def _conclude(
         if outcome.traceback:
             console.say(outcome.traceback)
     ends = Counter(run.status for run in found.done)
-    counted = ", ".join(f"{count} {status}" for status, count in ends.items()) or "none done"
+    ended = ", ".join(f"{count} {status}" for status, count in ends.items()) or "none done"
     console.say(
-        f"{len(recipes)} runs in {flags.out}: {counted}, {len(failed)} failed, "
+        f"{counted(len(recipes), 'run')} in {flags.out}: {ended}, {len(failed)} failed, "
         f"{len(found.left) - len(failed)} left, {len(found.begun)} of them begun."
     )
     if found.done:

@@ -1,12 +1,9 @@
 """The paper's claims, each with what our numbers say: holds, does not hold, or not enough evidence.
 
-The rule is the same for all that was measured, and for either scale.  A claim says that some number lies on
-one side of a bound; it holds where the 95% interval of ours lies wholly on that side, does not hold where it
-lies on the other, and otherwise the evidence is not enough.  A claim about several settings holds if it does
-in all of them, and does not if it fails in one.  A seed that diverged has no number: it is told, and no claim
-holds over one of its better side.  At the paper's own scale runs of its own recipe decide, carried through;
-at the reduced scale the grids that were planned for it (results/evidence) do, by the comparison their plan
-names.
+Those about the function and about speed have files of their own; here are those about networks.  At the
+paper's own scale runs of its own recipe decide, carried through; at the reduced scale the grids that were
+planned for it (results/evidence) do, by the comparison their plan names.  A seed that diverged has no number:
+it is told, and no claim holds over one of its better side.
 """
 
 from __future__ import annotations
@@ -15,18 +12,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from iglu import zoo
 from iglu.lab import paper
-from iglu.lab.bench.subjects import DIRECT, TORCH
-from iglu.lab.bench.tables import papers_rows, quotient, size_text
-from iglu.lab.bench.timing import PASS_LABELS
 from iglu.lab.probe.tables import sample_tails
 from iglu.lab.recipes import Recipe, get_recipe
 from iglu.lab.report.answer import published_difference
 from iglu.lab.report.computed import mathematical_claims
-from iglu.lab.report.content import Claim, Judgement, Verdict
+from iglu.lab.report.content import Claim, Judgement
 from iglu.lab.report.gather import Evidence, Gathered, seeds_of
+from iglu.lab.report.speeds import speed_claims
 from iglu.lab.report.tables import network_activation, own_probes, papers_probe
+from iglu.lab.report.verdicts import OPEN, Verdict, side, together
 from iglu.lab.results.comparison import Sample, counted, lower_is_better, scale_of, setting_label, setting_of
 from iglu.lab.results.statistics import Estimate, estimate, seeds_to_show, smallest_difference
 
@@ -35,15 +30,13 @@ _SIGMAS = (
     ("Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100")),
     ("High sigma wins on transformers", HIGH, LOW, ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103")),
 )
-_AS_FAST = 1.10
-_OPEN: Verdict = "not enough evidence"
 
 
 def all_claims(found: Gathered) -> tuple[Claim, ...]:
     """In the order of the paper: the function, its speed, then what networks made of it."""
     return (
         *mathematical_claims(),
-        *_speed(found),
+        *speed_claims(found),
         *(
             _claim(
                 found, text, better, worse, list(map(get_recipe, names)),
@@ -63,75 +56,6 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
-def side(interval: Estimate, bound: float = 0.0) -> Verdict:
-    """Of the claim that the number is above the bound."""
-    if not interval.excludes(bound):
-        return _OPEN
-    return "holds" if interval.low > bound else "does not hold"
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a claim about several settings."""
-    if "does not hold" in verdicts:
-        return "does not hold"
-    return "holds" if verdicts and set(verdicts) == {"holds"} else _OPEN
-
-
-# -- speed -----------------------------------------------------------------------------------------
-
-
-def _speed(found: Gathered) -> list[Claim]:
-    _, timed = papers_rows(found.sittings, "cpu")
-    has_gpu = papers_rows(found.sittings, "cuda")[0] is not None
-    gpu = "decided on the CPU" if has_gpu else "on a GPU not run"
-    claims = []
-    for is_direct, how in ((False, "as this library computes it"), (True, "as the paper writes it")):
-        for reference, text, bound, rule in (
-            ("gelu", "IGLU-Approx is faster than GELU", 1.0, "below 1"),
-            ("relu", "IGLU-Approx is as fast as ReLU", _AS_FAST, f"at most {_AS_FAST:g}"),
-        ):
-            verdicts, parts = [], []
-            for name in ("forward", "loss_backward"):
-                mine, other = (
-                    timed.get(form, {}) for form in (("iglu_approx", is_direct), (reference, False))
-                )
-                if name in mine and name in other:
-                    ratio = quotient(mine[name], other[name])
-                    verdicts.append(side(-ratio, -bound))
-                    parts.append(f"{PASS_LABELS[name]} {ratio.span(3)} times {zoo.ZOO[reference].label}'s")
-            evidence = "; ".join(parts) or "No rows of iglu bench for it: run iglu bench --threads 1"
-            setting = " 10,000 elements, float32, CPU, one thread." if parts else ""
-            sizes = _at_other_sizes(found, is_direct, reference)
-            setting += f" At other sizes, not counted: {sizes}." if sizes else ""
-            claims.append(
-                Claim(
-                    f"{text} ({how})",
-                    together(verdicts) if len(verdicts) == 2 else _OPEN,
-                    f"{evidence}.{setting}",
-                    f"the 95% interval of the median quotient is {rule}, forward and backward; {gpu}.",
-                )
-            )
-    return claims
-
-
-def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
-    """Forward on the CPU with one thread in float32, by size; of several sittings the newest."""
-    ratios: dict[int, Estimate] = {}
-    for sitting in sorted(found.sittings, key=lambda sitting: sitting.date):
-        rows = {
-            (row["activation"], row["kernel"], row["elements"]): row
-            for row in sitting.rows
-            if row["kind"] == "operation" and row["pass"] == "forward" and row["device"] == "cpu"
-            and row["dtype"] == "float32" and row["threads"] == 1
-        }  # fmt: skip
-        for (name, kernel, elements), row in rows.items():
-            other = rows.get((reference, TORCH, elements))
-            is_meant = name == "iglu_approx" and kernel == (DIRECT if is_direct else "auto")
-            if is_meant and other is not None and elements != 10_000:
-                ratios[elements] = quotient(row, other)
-    return ", ".join(f"{size_text(elements)} {ratio.span()}" for elements, ratio in sorted(ratios.items()))
-
-
 # -- two activations in one setting ----------------------------------------------------------------
 
 
@@ -142,17 +66,17 @@ def compare(
     one, other = of.get(better), of.get(worse)
     if one is None or other is None:
         missing = " and ".join(name for name in (better, worse) if name not in of)
-        return _OPEN, f"{label}: {missing} not run"
+        return OPEN, f"{label}: {missing} not run"
     lost = [f"{len(each.diverged)} of {each.activation} diverged" for each in (one, other) if each.diverged]
     found = one.minus(other, metric)
     if found is None:
-        return _OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
+        return OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
     gain = -found if lower_is_better(metric) else found
     text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
     if bound is None:
         text += _wanted(found)
     verdict, claimed = (side(gain), one) if bound is None else (side(-gain, -bound), other)
-    return _OPEN if verdict == "holds" and claimed.diverged else verdict, text
+    return OPEN if verdict == "holds" and claimed.diverged else verdict, text
 
 
 _MOST_SEEDS = 1000  # that anybody would run
@@ -367,11 +291,11 @@ def _slopes(
     whole = [gain for _, gain in sorted(gains.items()) if len(gain) == len(by_ratio) > 1]
     if not whole:
         ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
-        return _OPEN, f"No seed ran in full with {one} and {other} at all of {ratios}."
+        return OPEN, f"No seed ran in full with {one} and {other} at all of {ratios}."
     found = estimate(statistics.linear_regression(list(gain), list(gain.values())).slope for gain in whole)
     told = f", {lost} of {one} diverged" if lost else ""
     verdict = side(found)
-    return (_OPEN if lost and verdict == "holds" else verdict), (
+    return (OPEN if lost and verdict == "holds" else verdict), (
         f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{told})"
         f"{_wanted(found)}."
     )
@@ -436,7 +360,7 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
         for other in (known[model] for model in known if model not in is_resnet)
     ]
     is_complete = len(known) == len(networks)
-    return together([side(gap) for gap in gaps]) if is_complete else _OPEN, f"{'; '.join(parts)}."
+    return together([side(gap) for gap in gaps]) if is_complete else OPEN, f"{'; '.join(parts)}."
 
 
 def _reduced_tails(found: Gathered) -> Judgement | None:
@@ -453,4 +377,4 @@ def _reduced_tails(found: Gathered) -> Judgement | None:
     kinds = {network.startswith("resnet") for network in networks}
     verdict, told = _heavier(networks)
     scale = f"{counted(len(networks), 'network')}, each with its number"
-    return Judgement(verdict if kinds == {True, False} else _OPEN, scale, told)
+    return Judgement(verdict if kinds == {True, False} else OPEN, scale, told)

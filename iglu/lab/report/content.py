@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from iglu.lab.probe.tables import Tails
+from iglu.lab.report.verdicts import Verdict
 from iglu.lab.results.comparison import lower_is_better
 from iglu.lab.results.statistics import Estimate
 from iglu.lab.results.tables import Table
-
-Verdict = Literal["holds", "does not hold", "not enough evidence"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "not enough evidence")
 
 Standing = Literal["better", "worse", "not told apart"]
 LEVEL = 0.05  # of the p-value below which a difference counts as shown

@@ -19,7 +19,7 @@ from iglu.lab.mistakes import MistakeError, complaining
 from iglu.lab.probe.tables import PROBE_FILE, Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.replication import Repeat, repeated
-from iglu.lab.results.comparison import Sample, distinct, is_number, samples
+from iglu.lab.results.comparison import Sample, counted, distinct, is_number, samples
 from iglu.lab.runs.folder import Run
 from iglu.lab.runs.provenance import sentence_of
 from iglu.lab.runs.record import read_into, run_files
@@ -114,9 +114,9 @@ def gather(folders: Sequence[Path]) -> Gathered:
     again = len(found.repeats)
     copies = len(everything) - len(found.runs) - again
     if copies:
-        found.sources.append(f"{copies} runs were found more than once and count once")
+        found.sources.append(f"found more than once and counted once: {counted(copies, 'run')}")
     if again:
-        found.sources.append(f"{again} runs were made again: they count once, and see how well they agree")
+        found.sources.append(f"made again and counted once: {counted(again, 'run')}; see how well they agree")
     left = sum(not run.is_whole and run.status != "diverged" for run in found.runs)
     if left:
         found.complaints.append(f"{left} of {len(found.runs)} runs have epochs to go and are in no mean")
@@ -151,7 +151,7 @@ def _run_sources(runs: Sequence[Run], tops: Mapping[Path, Path]) -> list[str]:
     for (place, sentence), found in lines.items():
         counts = Counter(run.status for run in found)
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
-        sources.append(f"{place}: {len(found)} runs ({statuses}); {sentence}")
+        sources.append(f"{place}: {counted(len(found), 'run')} ({statuses}); {sentence}")
     return sources
 
 

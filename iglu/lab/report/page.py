@@ -24,9 +24,10 @@ import jinja2
 from iglu import zoo
 from iglu.lab.probe.tables import Tails, layer_table
 from iglu.lab.report.answer import RULE, amount, headlines, metric_of, outcomes
-from iglu.lab.report.content import Curve, Report, Standing, Verdict
+from iglu.lab.report.content import Curve, Report, Standing
 from iglu.lab.report.explorer import SIGMAS, explorer_data
 from iglu.lab.report.forest import forests
+from iglu.lab.report.verdicts import Verdict
 from iglu.lab.results.comparison import METRIC_LABELS
 from iglu.lab.results.tables import NONE, NOT_RUN, Table
 from iglu.tails import gaussian_index

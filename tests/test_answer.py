@@ -139,6 +139,13 @@ def test_the_answer_lists_the_best_first_and_the_span_of_what_is_not_told_apart(
     ]
 
 
+def test_with_one_seed_the_answer_says_that_it_tells_nothing(tmp_path: Path) -> None:
+    tasks = planned(tmp_path, [run for run in grid_runs() if run.recipe.seed == 0])
+    relu, lower, higher = (ACCURACIES[name, 100.0][0] for name in ("relu", "iglu:5", "iglu:0.5"))
+    expected = f"one seed tells nothing ({lower - relu:+.2f} to {higher - relu:+.2f})"
+    assert answer_table(tasks).rows[0][1].text == expected
+
+
 def test_where_nothing_is_better_that_is_what_it_says() -> None:
     open_one = Difference("iglu", "relu", "test_acc", Estimate(1.0, -1.0, 3.0, 3, 1.0), 0.3)
     task = Task("task1", "a task", "test_acc", "relu", "", (open_one,))

@@ -185,7 +185,9 @@ def _outcome(found: Sequence[Difference]) -> Outcome:
     if not alike:
         return Outcome(shown, "" if found else "not run")
     ends = dict.fromkeys(f"{value:+.{digits_of(found[0].metric)}f}" for value in (alike[0], alike[-1]))
-    return Outcome(shown, f"{len(alike)} not told apart ({' to '.join(ends)})")
+    is_comparison = any(one.found.has_interval for one in found)
+    rest = f"{len(alike)} not told apart" if is_comparison else "one seed tells nothing"
+    return Outcome(shown, f"{rest} ({' to '.join(ends)})")
 
 
 def amount(one: Difference) -> str:

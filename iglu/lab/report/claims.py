@@ -272,7 +272,7 @@ def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
     by_ratio = {ratio: alike[ratio] for ratio in sorted(alike)}
     verdict, told = _slopes(by_ratio, *evidence.plan.claims[text], evidence.plan.metric)
     ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
-    scale = _scale(evidence, setting, by_ratio[setting.ratio])
+    scale = _scale(evidence, setting.replace(ratio=1.0), by_ratio[setting.ratio])
     return Judgement(verdict, f"{scale}, at ratios {ratios}", told)
 
 

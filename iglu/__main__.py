@@ -12,7 +12,8 @@ import sys
 import torch
 
 import iglu
-from iglu import integrations, kernels
+from iglu import integrations
+from iglu.installed import pip_install
 from iglu.kernels import cpu
 
 _USAGE = "usage: iglu COMMAND [options]; iglu COMMAND --help says more"
@@ -65,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "iglu":
             raise
-        print(f"iglu {name} needs {error.name}: pip install 'iglu-torch[lab]'", file=sys.stderr)
+        print(f"iglu {name} needs {error.name}: {pip_install('lab')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -87,7 +88,7 @@ def doctor() -> str:
     ]
     lines += [f"to mend      {fault}" for fault in map(_fault, _BESIDE) if fault is not None]
     if cpu.loops is None:
-        lines.append(f"to mend      {kernels.REBUILD}   (needs a C compiler)")
+        lines.append(f"to mend      {pip_install(is_rebuilt=True)}   (needs a C compiler)")
     return "\n".join(lines)
 
 

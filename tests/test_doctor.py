@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from iglu.installed import pip_install
 
 DOCTOR = [sys.executable, "-m", "iglu", "doctor"]
 
@@ -68,3 +73,47 @@ def test_a_reader_that_has_gone_ends_it_in_silence(command: list[str]) -> None:
     assert started.stderr.read() == ""
     assert started.wait() == 141
     started.stderr.close()
+
+
+# -- the command that brings what is missing -----------------------------------------------------------
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, *notes: dict[str, Any] | None) -> None:
+    """Metadata of the package, each with what its installer noted of where it came from, or with nothing."""
+    found = []
+    for number, note in enumerate(notes):
+        place = folder / f"{number}.dist-info"
+        place.mkdir()
+        if note is not None:
+            (place / "direct_url.json").write_text(json.dumps(note))
+        found.append(importlib.metadata.PathDistribution(place))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: found)
+
+
+def test_what_came_from_an_index_is_installed_again_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    away = {"url": (tmp_path / "deleted").as_uri(), "dir_info": {}}
+    wheel = {"url": (tmp_path / "a.whl").as_uri(), "archive_info": {}}
+    installed(monkeypatch, tmp_path, None, away, wheel)
+    assert pip_install("lab") == "pip install 'iglu-torch[lab]'"
+    rebuilt = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary iglu-torch iglu-torch"
+    assert pip_install(is_rebuilt=True) == rebuilt
+
+
+def test_what_came_from_a_folder_is_installed_again_from_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    installed(monkeypatch, tmp_path, None, {"url": clone.as_uri(), "dir_info": {}})
+    assert pip_install("lab") == f"pip install '{clone}[lab]'"
+    assert pip_install(is_rebuilt=True) == (
+        f"pip install --force-reinstall --no-deps --no-cache-dir '{clone}'"
+    )
+
+
+def test_what_is_used_in_place_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed(monkeypatch, tmp_path, {"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    assert pip_install("ray") == f"pip install --editable '{tmp_path}[ray]'"
+    assert "--editable" in pip_install(is_rebuilt=True).split()

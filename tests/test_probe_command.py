@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_saved_transformer_without_the_package_names_the_extra(tmp_path, capsy
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     (tmp_path / "config.json").write_text("{}")
     assert cli.run("probe", [f"hf:{tmp_path}", "--out", str(tmp_path)]) == 2
-    assert "pip install 'iglu-torch[hf]'" in capsys.readouterr().err
+    assert re.search(r"pip install .*\[hf\]", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from iglu.installed import pip_install
 from iglu.kernels import cpu, gpu
 from iglu.kernels.record import KERNELS
 
 BACKENDS = ("auto", "native", "triton", "plain")
-REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary iglu-torch iglu-torch"
 
 _Forward = Callable[..., Tensor | None]
 
@@ -43,7 +43,8 @@ def _choice(name: str) -> Choice:
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
     if name == "native" and cpu.loops is None:
-        raise RuntimeError(f"backend 'native' cannot serve: {cpu.why_none}. To get it: {REBUILD}")
+        command = pip_install(is_rebuilt=True)
+        raise RuntimeError(f"backend 'native' cannot serve: {cpu.why_none}. To get it: {command}")
     if name == "triton" and (reason := gpu.why_none()):
         raise RuntimeError(f"backend 'triton' cannot serve: {reason}")
     on_cpu = KERNELS["native"].forward if cpu.loops is not None else _nothing

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from iglu.installed import pip_install
 from iglu.lab.mistakes import MistakeError
 
 _LONGEST = 128
@@ -24,7 +25,7 @@ def load_transformer(folder: Path) -> nn.Module:
     try:
         register()
     except ImportError as error:
-        raise MistakeError(f"hf:FOLDER needs transformers, pip install 'iglu-torch[hf]': {error}") from error
+        raise MistakeError(f"hf:FOLDER needs transformers, {pip_install('hf')}: {error}") from error
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)

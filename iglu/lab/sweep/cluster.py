@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from iglu.installed import pip_install
 from iglu.lab.mistakes import MistakeError
 from iglu.lab.recipes import Recipe
 from iglu.lab.runs.folder import METRICS, PROVENANCE, RECIPE, STATE
@@ -67,7 +68,7 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise MistakeError("--ray needs Ray: pip install 'iglu-torch[ray]'") from error
+        raise MistakeError(f"--ray needs Ray: {pip_install('ray')}") from error
     is_guest = ray.is_initialized()
     if not is_guest:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -542,8 +542,11 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
 
 
 def test_a_folder_that_is_none_ends_with_status_2(tmp_path, capsys):
-    assert cli.run("report", [str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
-    assert "nowhere is not a folder" in capsys.readouterr().err
+    (tmp_path / "evidence").mkdir()
+    for name, hint in (("nowhere", ""), ("evidnce", f". Did you mean {tmp_path / 'evidence'}?")):
+        assert cli.run("report", [str(tmp_path / name), "--out", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert said == f"iglu report: There is no folder or file {tmp_path / name}{hint}\n"
 
 
 def test_a_thousand_runs_are_read_into_one_table(tmp_path):

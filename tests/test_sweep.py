@@ -141,7 +141,7 @@ def test_a_bad_file_is_named_with_its_key(
         (["table6"], "Unknown sweep 'table6'. Did you mean"),
         (["table1"], "Table 1 is time, not training: iglu bench measures it"),
         (["table4", "--data", "/nowhere"], "--data /nowhere is not a folder"),
-        (["nowhere.toml"], "There is no file nowhere.toml"),
+        (["nowhere.toml"], "There is no folder or file nowhere.toml"),
         (["table4", "--only", "ratio=30"], "There are: resnet20-cifar100-lt, iglu:0.1"),
         (["table4", "--only", "igul"], "Did you mean 'iglu'?"),
         (["table4", "--set", "epoch=3"], "Did you mean 'epochs'?"),

@@ -45,6 +45,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> MistakeError:
     return MistakeError(f"Unknown {what} {name!r}. {hint}")
 
 
+def missing(path: Path) -> MistakeError:
+    """A folder or a file, with the nearest name that is beside where it should be."""
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f". Did you mean {path.parent / near[0]}?" if near else ""
+    return MistakeError(f"There is no folder or file {path}{hint}")
+
+
 def check_least(flags: object, **least: float) -> None:
     """Of flags that are numbers."""
     for name, bound in least.items():

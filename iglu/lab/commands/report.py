@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.mistakes import missing
 from iglu.lab.report.build import default_folders, write
 from iglu.lab.report.content import Report
 from iglu.lab.report.verdicts import VERDICTS
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     flags = tyro.cli(ReportFlags, args=argv, prog="iglu report")
     for folder in flags.folders:
         if not folder.exists():
-            raise MistakeError(f"{folder} is not a folder")
+            raise missing(folder)
     report, page = write(flags.folders or default_folders(), flags.out)
     _show(report, page, Terminal())
     return 0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError
+from iglu.lab.mistakes import MistakeError, missing
 from iglu.lab.results.comparison import (
     Summary,
     counted,
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 def _chosen(flags: RunsFlags) -> tuple[list[Run], list[str]]:
     if not flags.folder.exists():
-        raise MistakeError(f"There is no folder or file {flags.folder}")
+        raise missing(flags.folder)
     runs, complaints = read_runs(flags.folder)
     if not runs:
         raise MistakeError(" ".join([f"No run in {flags.folder}.", *complaints]))

@@ -15,7 +15,7 @@ import tyro
 
 from iglu.lab.cli import DONE, FAILED, INTERRUPTED
 from iglu.lab.console import Terminal
-from iglu.lab.mistakes import MistakeError, check_least, check_writable
+from iglu.lab.mistakes import MistakeError, check_least, check_writable, missing
 from iglu.lab.recipes import Recipe
 from iglu.lab.results.comparison import counted, setting_label, summarise, summary_tables
 from iglu.lab.results.tables import Cell, Table, terminal
@@ -148,7 +148,7 @@ def _known(flags: SweepFlags) -> list[Run]:
     runs = []
     for place in flags.known:
         if not place.exists():
-            raise MistakeError(f"There is no folder or file {place}, named by --known")
+            raise missing(place)
         found, complaints = read_runs(place)
         if complaints:
             raise MistakeError(complaints[0])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from iglu.lab.bench.sittings import FILES, Sitting, read_sitting
-from iglu.lab.mistakes import MistakeError, complaining
+from iglu.lab.mistakes import MistakeError, complaining, missing
 from iglu.lab.probe.tables import PROBE_FILE, Tails
 from iglu.lab.recipes import Recipe
 from iglu.lab.report.replication import Repeat, repeated
@@ -90,7 +90,7 @@ class Gathered:
 
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read all folders, each file once however they overlap."""
-    found = Gathered(complaints=[f"{folder} is not a folder" for folder in folders if not folder.exists()])
+    found = Gathered(complaints=[str(missing(folder)) for folder in folders if not folder.exists()])
     everything: list[Run] = []
     tops: dict[Path, Path] = {}
     for top, path in _files(folders):

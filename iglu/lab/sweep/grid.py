@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from iglu.functional import check_choice
 from iglu.lab import paper
-from iglu.lab.mistakes import MistakeError, as_mistakes, complaining, unknown
+from iglu.lab.mistakes import MistakeError, as_mistakes, complaining, missing, unknown
 from iglu.lab.recipes import Recipe, check_field, checked, get_recipe
 from iglu.lab.runs.folder import RECIPE, Run, read_run
 from iglu.lab.storage import read_toml
@@ -83,7 +83,7 @@ def _from_file(path: Path) -> Grid:
     try:
         content = read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise MistakeError(f"There is no file {path}") from None
+        raise missing(path) from None
     except ValueError as error:
         raise MistakeError(f"{path} is not TOML: {error}") from error
     try:

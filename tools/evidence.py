@@ -57,6 +57,8 @@ def runs(found: Gathered) -> str:
         where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
         counts = (len(done), len(evidence.grid.runs), diverged, round(minutes))
         rows.append((f"{evidence.grid.title}.toml", *counts, "; ".join(where)))
+    _, *counted, _ = zip(*rows, strict=True)
+    rows.append(("together", *map(sum, counted), ""))
     names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
     return markdown(Table.of("runs", "What has been run", names, rows))
 

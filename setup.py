@@ -1,7 +1,7 @@
-"""The compiled part of iglu-torch; everything else is said in pyproject.toml.
+"""Build the C extension of iglu-torch; everything else is in pyproject.toml.
 
-It is optional.  Without a compiler the install succeeds, says so, and the formulas in plain torch serve;
-unless IGLU_REQUIRE_LOOPS is set, as where the wheel is built and tested.
+It is optional.  Without a compiler the install succeeds with a message, and iglu runs its formulas in torch;
+unless IGLU_REQUIRE_LOOPS is set, as it is where the wheel is built and tested.
 """
 
 import os
@@ -15,17 +15,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "tools"))
-import address
-
-CPU = "iglu/kernels/cpu"
-# The limited API of 3.10 makes one binary for every later Python.  A Python without a GIL has no limited API:
-# there the binary is for that one, and says that it needs no GIL.
+CSRC = "iglu/kernels/csrc"
+# The limited API of 3.10: one binary for every later Python.  Free-threaded Python has no limited API: there
+# the binary is for that version, and declares that it needs no GIL.
 WITHOUT_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 MACROS = [("Py_GIL_DISABLED", "1")] if WITHOUT_GIL else [("Py_LIMITED_API", "0x030A0000")]
 
-# Not -ffast-math, which gives up NaN, infinities and the order of operations; not -march=native, since the
-# instruction set is chosen at run time.  Nothing is contracted to a fused multiply-add unless asked for.
+# Not -ffast-math, which breaks NaN, infinities and the order of operations; not -march=native, since the
+# instruction set is chosen at run time.  No contraction: fused multiply-adds are explicit in the source.
 FLAGS = [
     "-std=c11",
     "-O3",
@@ -36,13 +33,13 @@ FLAGS = [
     "-g0",
 ]
 if platform.machine() in ("x86_64", "AMD64"):
-    FLAGS.append("-mprefer-vector-width=512")  # where there are 512 bits, use them
+    FLAGS.append("-mprefer-vector-width=512")  # for the functions that target AVX-512
 
 kernels = Extension(
     "iglu._kernels",
-    sources=[f"{CPU}/{name}.c" for name in ("module", "run", "baseline", "avx2", "avx512")],
-    depends=[f"{CPU}/{name}" for name in ("loops.c", "loops.h", "run.h")]
-    + [f"{CPU}/{name}.h" for name in ("operations", "formulas", "polynomials", "wide", "tables")],
+    sources=[f"{CSRC}/{name}.c" for name in ("module", "run", "baseline", "avx2", "avx512")],
+    depends=[f"{CSRC}/{name}" for name in ("loops.c", "loops.h", "run.h")]
+    + [f"{CSRC}/{name}.h" for name in ("operations", "formulas", "polynomials", "avx512", "tables")],
     define_macros=MACROS,
     extra_compile_args=FLAGS,
     libraries=[] if sys.platform == "win32" else ["m"],
@@ -51,7 +48,7 @@ kernels = Extension(
 )
 
 
-class BuildWhatCanBeBuilt(build_ext):
+class BuildOptional(build_ext):
     def build_extension(self, ext: Extension) -> None:
         try:
             if sys.platform == "win32":
@@ -61,18 +58,18 @@ class BuildWhatCanBeBuilt(build_ext):
         except Exception as error:
             if not ext.optional:
                 raise
-            print(f"iglu-torch: {ext.name} was not built ({error}); plain torch will serve in its place.")
+            print(f"iglu-torch: {ext.name} was not built ({error}); iglu will run its formulas in torch.")
 
     def build_by_gcc(self, ext: Extension) -> None:
-        """By MinGW's gcc, since MSVC does not know the loops' GNU C; python3.dll serves every Python 3."""
+        """Build with MinGW's gcc, since MSVC does not support GNU C; python3.dll fits every Python 3."""
         gcc = shutil.which("gcc")
         if gcc is None:
-            raise CompileError("there is no gcc, of MinGW-w64, on the path, and MSVC does not know GNU C")
+            raise CompileError("gcc of MinGW-w64 is not on the PATH, and MSVC does not support GNU C")
         if WITHOUT_GIL:
-            raise CompileError("on Windows not for a Python without a GIL")
+            raise CompileError("free-threaded Python is not supported on Windows")
         target = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        # The stack of Windows is aligned to 16 bytes, and gcc would move wider vectors as if it were to more.
+        # On Windows the stack is aligned to 16 bytes, but gcc would use aligned moves of wider vectors.
         flags = [*FLAGS, "-Wa,-muse-unaligned-vector-move", "-shared", "-static-libgcc"]
         flags += [f"-D{name}={value}" for name, value in MACROS] + ["-I" + sysconfig.get_path("include")]
         self.spawn([gcc, *flags, "-o", target, *ext.sources, os.path.join(sys.base_prefix, "python3.dll")])
@@ -86,7 +83,6 @@ class OneWheelForEveryPython(bdist_wheel):
 
 
 setup(
-    **address.described(),
     ext_modules=[kernels],
-    cmdclass={"build_ext": BuildWhatCanBeBuilt, "bdist_wheel": OneWheelForEveryPython},
+    cmdclass={"build_ext": BuildOptional, "bdist_wheel": OneWheelForEveryPython},
 )

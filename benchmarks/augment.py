@@ -1,8 +1,8 @@
-"""What the data costs in training ResNet-20: python benchmarks/augment.py [--threads 2]
+"""The cost of data loading when training ResNet-20: python benchmarks/augment.py [--threads 2]
 
-Two figures, in interleaved rounds on images of CIFAR's shape: the share of a step that augmentation and
-batching take, and the images a second of the whole pipeline with IGLU-Approx beside a bare ReLU loop, which
-has its batch ready, clips nothing and counts nothing.
+Prints two figures from interleaved rounds on images of CIFAR's shape: the share of a training step spent on
+augmentation and batching, and the throughput of the complete pipeline with IGLU-Approx relative to a minimal
+ReLU loop on one fixed batch, without gradient clipping or metrics.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from iglu.lab.data.images import Images, ImageSet
-from iglu.lab.models.resnet import resnet20
-from iglu.lab.recipes import RECIPES, Recipe
-from iglu.lab.runs import provenance
-from iglu.lab.runs.folder import claim
-from iglu.lab.training.loop import Loop
-from iglu.lab.training.processes import make_fabric
-from iglu.lab.training.tasks import IMAGE_SETS
+from iglu_lab.data.images import Images, ImageSet
+from iglu_lab.models.resnet import resnet20
+from iglu_lab.recipes import RECIPES, Recipe
+from iglu_lab.runs import provenance
+from iglu_lab.runs.folder import lock_run
+from iglu_lab.training.loop import Loop
+from iglu_lab.training.processes import make_fabric
+from iglu_lab.training.workloads import IMAGE_SETS
 
 
 def noise(_: Path) -> ImageSet:
-    """As many images as CIFAR-10 has: what is in them takes no time."""
+    """As many random images as CIFAR-10 has; their content does not affect the time."""
     pixels = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8)
     images = Images(pixels, torch.randint(0, 10, (50_000,)))
     return ImageSet(images, images, 10, (0.5,) * 3, (0.25,) * 3)
 
 
 def bare_relu_loop(batch: int, channels_last: bool) -> Callable[[], None]:
-    """The least that training takes."""
+    """A minimal training step on one fixed batch."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = resnet20(10, nn.ReLU).to(memory_format=layout)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -53,18 +53,18 @@ def bare_relu_loop(batch: int, channels_last: bool) -> Callable[[], None]:
 
 
 def pipeline(recipe: Recipe, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step of the lab's loop on a new batch, and the making of that batch alone."""
+    """A step of the lab's loop on a new batch, and the preparation of that batch alone."""
     loop = Loop(recipe, folder, make_fabric(recipe), None, [])
     loop.model.train()
     generator = torch.Generator().manual_seed(0)
 
     def rows() -> torch.Tensor:
-        return torch.randint(0, loop.task.samples, (recipe.batch,), generator=generator)
+        return torch.randint(0, loop.workload.samples, (recipe.batch_size,), generator=generator)
 
     def batch_alone() -> None:
         chosen = rows()
-        loop.task.weight(chosen)
-        loop.task.train_batch(chosen, slice(None), seed=0)
+        loop.workload.weight(chosen)
+        loop.workload.train_batch(chosen, slice(None), seed=0)
 
     return lambda: loop.step(rows()), batch_alone
 
@@ -86,10 +86,10 @@ def main() -> None:
     torch.set_num_threads(flags.threads)
     IMAGE_SETS["noise"] = noise
     recipe = RECIPES["resnet20-cifar10"].replace(
-        name="noise", dataset="noise", activation=flags.activation, batch=flags.batch,
+        name="noise", dataset="noise", activation=flags.activation, batch_size=flags.batch,
         channels_last=flags.channels_last,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as name, claim(Path(name)):
+    with tempfile.TemporaryDirectory() as name, lock_run(Path(name)):
         step, batch = pipeline(recipe, Path(name))
         contenders = {
             "pipeline": step,
@@ -108,10 +108,10 @@ def main() -> None:
     }
     print(f"augmentation and batching: {share:.1%} of a step")
     print(
-        f"{flags.activation}, whole pipeline: {rates['pipeline']:.0f} images/s; bare ReLU loop: "
+        f"{flags.activation}, complete pipeline: {rates['pipeline']:.0f} images/s; minimal ReLU loop: "
         f"{rates['bare']:.0f} images/s; {speed:.2f} of it, median over {flags.rounds} rounds"
     )
-    print(provenance.sentence_of(provenance.collect()))
+    print(provenance.describe_provenance(provenance.collect()))
 
 
 if __name__ == "__main__":

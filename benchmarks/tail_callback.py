@@ -1,8 +1,8 @@
-"""What a training step costs while its tails are watched: ``python benchmarks/tail_callback.py``.
+"""The cost of a training step with tail monitoring: ``python benchmarks/tail_callback.py``.
 
-The callbacks of transformers and Lightning watch one step in ``every``.  Here the same monitor is around
-steps of a ResNet-20 on 128 images of noise and of a small GPT-2 on 16 x 256 tokens, watched and plain ones in
-interleaved rounds; the figure is the median of their ratios.
+The callbacks for transformers and Lightning monitor one step in ``every``.  This measures the same monitor on
+steps of a ResNet-20 on 128 random images and of a small GPT-2 on 16 x 256 tokens, as the median ratio of
+monitored to ordinary steps in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from iglu.lab.models.gpt2 import GPT2, GPT2Config
-from iglu.lab.models.resnet import resnet20
 from iglu.probing.training import TailMonitor
+from iglu_lab.models.gpt2 import GPT2, GPT2Config
+from iglu_lab.models.resnet import resnet20
 
 EVERY = 100
 
@@ -69,7 +69,7 @@ def main() -> None:
         ratio = statistics.median(found)
         low, high = statistics.quantiles(found, n=4)[::2]
         print(
-            f"{name:32} a watched step takes {ratio:.2f} [{low:.2f}, {high:.2f}] of a plain one: "
+            f"{name:32} a monitored step takes {ratio:.2f} [{low:.2f}, {high:.2f}] times an ordinary one: "
             f"{(ratio - 1) / EVERY:.2%} more with every={EVERY}"
         )
 

@@ -1,7 +1,7 @@
-"""How long a tail index takes, beside tailestim, powerlaw and scipy: ``python benchmarks/tails.py``.
+"""The time of a tail-index estimate vs. tailestim, powerlaw and scipy: ``python benchmarks/tails.py``.
 
-Student-t values with 3 degrees of freedom; the median of some runs, and the index found, alpha = 3 being the
-truth.  A peer is left out where it is not installed, and at sizes where it would take more than a minute.
+Student-t values with 3 degrees of freedom, so that the true index is alpha = 3.  Prints the median time and
+the estimate.  A library is left out if it is not installed, and at sizes where it takes more than a minute.
 """
 
 from __future__ import annotations

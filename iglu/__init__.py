@@ -1,16 +1,16 @@
 """IGLU, the Integrated Gaussian Linear Unit, for PyTorch."""
 
 from iglu import integrations
+from iglu.calibration import recalibrate, to_relu
 from iglu.functional import gain, gelu_scaled, iglu, iglu_gate, iglu_glu
 from iglu.intervals import bounds
-from iglu.inverse import iglu_inverse, iglu_log_slope
+from iglu.inverse import iglu_inverse, iglu_log_derivative
 from iglu.kernels import backend, explain
 from iglu.modules import IGLU, IGLUGLU, IGLUGate, weight_decay_groups
 from iglu.probing import Probe, probe
 from iglu.probing.sigma import Suggestion
-from iglu.swapping import swap
-from iglu.swapping.recalibrate import harden, recalibrate
-from iglu.zoo import create
+from iglu.surgery import swap
+from iglu.zoo import create, register_activation
 
 __all__ = [
     "IGLU",
@@ -24,15 +24,16 @@ __all__ = [
     "explain",
     "gain",
     "gelu_scaled",
-    "harden",
     "iglu",
     "iglu_gate",
     "iglu_glu",
     "iglu_inverse",
-    "iglu_log_slope",
+    "iglu_log_derivative",
     "probe",
     "recalibrate",
+    "register_activation",
     "swap",
+    "to_relu",
     "weight_decay_groups",
 ]
 __version__ = "0.1.0"

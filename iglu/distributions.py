@@ -1,4 +1,4 @@
-"""IGLU as a change of variables, for torch.distributions and for flows."""
+"""IGLU as an invertible transform for torch.distributions and normalizing flows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from torch.distributions import Transform, constraints
 
 from iglu.formulas import FAMILIES, Sigma
 from iglu.functional import Approximate, check_choice, check_number, iglu
-from iglu.inverse import iglu_inverse, iglu_log_slope
+from iglu.inverse import iglu_inverse, iglu_log_derivative
 
-# How far below 0 the floor is, times sigma.
+# Depth of the floor below 0, times sigma.
 _DEPTH = {"none": 1 / math.pi, "rational": 0.5}
 
 
 class IGLUTransform(Transform):
-    """y = IGLU(x; sigma): the whole line onto (floor, inf), where the floor is -1/(pi sigma), or -1/(2 sigma)
+    """y = IGLU(x; sigma), from the real line to (floor, inf); the floor is -1/(pi sigma), or -1/(2 sigma)
     with ``approximate="rational"``.
 
-    It lets the right half pass nearly as it is and folds the left half into the space above the floor; a
-    normal variable becomes a skewed one.  ``sigma`` is a positive finite number, or a tensor of positive ones
-    with one value or one for each entry of the last dimension: it may be learned, and is not checked.
+    Positive values are nearly unchanged, negative ones are compressed into the interval above the floor; a
+    normal variable becomes a skewed one.
+
+    Args:
+        sigma: A positive finite number, or a tensor of positive values, either one or one per entry of the
+            last dimension.  A tensor may be learned; its values are not checked.
+        approximate: "none" for IGLU, "rational" for IGLU-Approx.
+        cache_size: As in :class:`torch.distributions.transforms.Transform`.
 
     >>> import torch
     >>> from torch.distributions import Normal, TransformedDistribution
@@ -36,7 +41,10 @@ class IGLUTransform(Transform):
 
     def __init__(self, sigma: Sigma = 1.0, *, approximate: Approximate = "none", cache_size: int = 0) -> None:
         check_choice("approximate", approximate, FAMILIES)
-        if not isinstance(sigma, Tensor) and not 0 < check_number("sigma", sigma) < math.inf:
+        if (
+            not isinstance(sigma, Tensor)
+            and not 0 < check_number("sigma", sigma, "a number > 0 or a tensor") < math.inf
+        ):
             raise ValueError(
                 f"sigma must be above 0 and below inf, where IGLU is not invertible, got {sigma}"
             )
@@ -46,7 +54,7 @@ class IGLUTransform(Transform):
 
     @property
     def floor(self) -> Sigma:
-        """The infimum of y, which no x reaches."""
+        """The infimum of y, which is not attained."""
         return -_DEPTH[self.approximate] / self.sigma
 
     @property
@@ -76,4 +84,4 @@ class IGLUTransform(Transform):
         return iglu_inverse(y, self.sigma, approximate=self.approximate, channel_dim=-1)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return iglu_log_slope(x, self.sigma, approximate=self.approximate, channel_dim=-1)
+        return iglu_log_derivative(x, self.sigma, approximate=self.approximate, channel_dim=-1)

@@ -1,27 +1,27 @@
-"""The equations of IGLU and their derivatives, in plain torch: the one truth of this package.
+"""The formulas of IGLU and their derivatives in torch operations: the single source of truth.
 
 Notation: ``u = sigma x``, ``a = |u|``, ``t = 1/a``, ``m = min(a, t)``.
 
-The textbook formula ``x (1/2 + arctan(u)/pi)`` subtracts two nearly equal numbers in the negative
-tail, so its output and, worse, its gradient drown in rounding noise there.  Every function below is
-written in the *tail probability* instead, which is small where the result is small:
+The textbook formula ``x (1/2 + arctan(u)/pi)`` subtracts two nearly equal numbers in the negative tail, so
+rounding errors dominate its output there and, even more, its gradient.  Every function below is written in
+terms of the *tail probability* instead, which is small where the result is small:
 
-====================  ==========================  ===========================
-                      exact (Cauchy)              rational (two-sided Lomax)
-====================  ==========================  ===========================
-tail of the gate      p = arctan(t)/pi            p = r/2,  r = 1/(1+a)
-gate                  p  or  1 - p                p  or  1 - p
-value                 x * gate                    x * gate
-tail of the slope     g = (arctan t - t/(1+t^2))/pi   g = r^2/2
-slope  f'             g  or  1 - g                g  or  1 - g
-slope of the gate     sigma j,  j = 1/(pi(1+u^2))     sigma j,  j = r^2/2
-curvature  f''        sigma k,  k = 2/(pi(1+u^2)^2)   sigma k,  k = r^3
-d f / d sigma         x^2 j                       x^2 j
-====================  ==========================  ===========================
+======================  ===============================  ===========================
+                        exact (Cauchy)                   rational (two-sided Lomax)
+======================  ===============================  ===========================
+tail of the gate        p = arctan(t)/pi                 p = r/2,  r = 1/(1+a)
+gate                    p  or  1 - p                     p  or  1 - p
+value                   x * gate                         x * gate
+tail of f'              g = (arctan t - t/(1+t^2))/pi    g = r^2/2
+derivative f'           g  or  1 - g                     g  or  1 - g
+derivative of the gate  sigma j,  j = 1/(pi(1+u^2))      sigma j,  j = r^2/2
+second derivative f''   sigma k,  k = 2/(pi(1+u^2)^2)    sigma k,  k = r^3
+df/dsigma               x^2 j                            x^2 j
+======================  ===============================  ===========================
 
-("p or 1 - p": the first for u < 0, the second for u >= 0.)  All of them take ``x`` in the precision to
-compute in and ``sigma`` as a positive finite number or as a tensor that broadcasts; a negative tensor
-value is the analytic continuation f(x; -sigma) = x - f(x; sigma), which these forms give by themselves.
+("p or 1 - p": the first for u < 0, the second for u >= 0.)  All functions compute in the precision of ``x``.
+``sigma`` is a positive finite number or a tensor that broadcasts; a negative value in a tensor is the
+analytic continuation f(x; -sigma) = x - f(x; sigma), which follows from these forms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Formula = Callable[[Tensor, Sigma], Tensor]
 # -- coefficients: written by tools/polynomials.py, do not edit
 # Lowest order first, on [0, 1].  As a formula the first is 0/0 at z = 0; a polynomial is not.
 # g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z) in z = t^2: relative error 2^-28.9 and 2^-54.3
-_SLOPE_TAIL = {
+DERIVATIVE_TAIL = {
     torch.float32: (
         0.21220659036943965, -0.25464778926437537, 0.2728313021206852, -0.28283233227147847,
         0.2882668583497781, -0.28708701388659774, 0.27014393682155957, -0.22485995172399204,
@@ -55,33 +55,28 @@ _SLOPE_TAIL = {
     ),
 }  # fmt: skip
 # (arctan(m)/m - 1)/m^2 in m^2: 2^-28.5
-_ARCTAN_EXCESS = (
+ARCTAN_EXCESS = (
     -0.33333298563957214, 0.1999853402376175, -0.14264114201068878, 0.10951609909534454,
     -0.08401954919099808, 0.05793433636426926, -0.031156444922089577, 0.0109038595110178,
     -0.0017913521733134985,
 )  # fmt: skip
 # (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi in z = a^2: 2^-27.3
-_NEAR_SLOPE = (
+NEAR_DERIVATIVE = (
     0.6366197466850281, -0.42441070079803467, 0.3819059729576111, -0.36297377943992615,
     0.34804537892341614, -0.3224722743034363, 0.26915234327316284, -0.1840062439441681,
     0.09206290543079376, -0.029010511934757233, 0.004242106806486845,
 )  # fmt: skip
 # -- end of coefficients
 
-# 1/|u| is taken of no less than this, so that it and its square stay finite in every precision, also
-# where torch itself differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
+# The least |u| that is inverted, so that 1/|u| and its square are finite in every precision, also where torch
+# differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
 _NEGLIGIBLE = 1e-18
+# For larger |u| every tail has reached its limit to the last digit; the square is far from overflow.
+FAR = 2.0**60
 
-# Where |u| reaches this, every tail has reached its limit to the last digit; its square is far from overflow.
-_FAR = 2.0**60
-
-# The precisions that are served, and those in which they are computed, to be rounded once.
-COMPUTE_DTYPE = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
+# The supported dtypes, and those in which they are computed, to be rounded once.
+COMPUTE_DTYPE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32)
+COMPUTE_DTYPE[torch.float64] = torch.float64
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -90,7 +85,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
-    """a = |u|, of |x|.  A tensor sigma may hold 0 and inf: 0 times inf is 0 here, not NaN."""
+    """a = |u|, given |x|.  A tensor sigma may contain 0 and inf: 0 times inf is 0 here, not NaN."""
     if not isinstance(sigma, Tensor):
         return size * sigma
     largest = torch.finfo(size.dtype).max
@@ -100,7 +95,7 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _size(x: Tensor) -> Tensor:
-    """|x|; finite where torch itself may differentiate, since what is not selected must have a slope too."""
+    """|x|; finite where torch may differentiate, since the branch not selected needs a derivative too."""
     return x.abs() if _is_compiled() else x.abs().clamp(max=torch.finfo(x.dtype).max)
 
 
@@ -112,8 +107,8 @@ def _from_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
     """max(x, 0) - |x| p, given |x| p; with a negative sigma min(x, 0) + |x| p."""
     if _is_onnx(sigma):
         return torch.relu(x) - tail
-    zero = x.new_zeros(())  # whose maximum with x has a derivative of 1/2 at 0
-    # where relu is one instruction and a maximum, which looks for NaN as well, four
+    zero = x.new_zeros(())  # the derivative of its maximum with x is 1/2 at 0
+    # compiled, relu is one instruction, and a maximum, which propagates NaN, four
     positive = torch.relu(x) if _is_compiled() else torch.maximum(x, zero)
     value = positive - tail
     if not isinstance(sigma, Tensor):
@@ -136,16 +131,13 @@ def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export is at work.
-
-    Not by torch.compiler.is_exporting, which in some versions (2.10) is True inside torch.compile as well:
-    derivatives would then be taken through the formulas and lose their accuracy.
-    """
+    """Whether torch.export runs.  torch.compiler.is_exporting is also True inside torch.compile in some
+    versions (2.10), and derivatives taken through the formulas would lose their accuracy there."""
     return torch.compiler._is_exporting_flag if _HAS_FLAG else torch.compiler.is_exporting()
 
 
 def _is_onnx(sigma: Sigma) -> bool:
-    """Whether a program for ONNX is made with a sigma > 0 that is a number: it will not be differentiated."""
+    """Whether torch exports to ONNX, so that nothing is differentiated, and sigma is a number."""
     return is_exporting() and not isinstance(sigma, Tensor) and torch.onnx.is_in_onnx_export()
 
 
@@ -153,25 +145,25 @@ _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
 def _is_compiled() -> bool:
-    """Whether a compiler is at work to which the derivatives are stated."""
+    """Whether torch.compile runs, which gets the derivatives as formulas."""
     return torch.compiler.is_compiling() and not is_exporting()
 
 
 def _is_fused(a: Tensor) -> bool:
-    """Whether to write arctan as a polynomial.  A compiler fuses that into a few vector instructions, where
-    calling arctan takes several times as long; one operation after the other it is the other way round."""
+    """Whether to write arctan as a polynomial: compiled, it is several times faster than a call of arctan;
+    in eager mode it is slower."""
     return a.dtype == torch.float32 and _is_compiled()
 
 
 def _arctan_over(a: Tensor) -> tuple[Tensor, Tensor]:
-    """``(m, arctan(m)/m)``, for a compiler, to which a comparison is cheaper than a minimum."""
+    """``(m, arctan(m)/m)`` under a compiler, where a comparison is cheaper than a minimum."""
     m = torch.where(a < 1, a, a.reciprocal())
     z = m * m
-    return m, 1 + z * _polynomial(_ARCTAN_EXCESS, z)
+    return m, 1 + z * _polynomial(ARCTAN_EXCESS, z)
 
 
 def _floor(x: Tensor, sigma: Sigma) -> Sigma:
-    """1/(pi sigma); where that overflows no x is far enough to need it."""
+    """1/(pi sigma); where that overflows, no x is large enough to need it."""
     largest = torch.finfo(x.dtype).max
     if isinstance(sigma, Tensor):
         return (1 / (sigma.abs() * math.pi)).clamp(max=largest)
@@ -203,11 +195,11 @@ def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
     size = _size(x)
     a = _magnitude(size, sigma)
     floor = _floor(x, sigma)
-    if _is_fused(x):  # there an infinite a does no harm
+    if _is_fused(x):  # where an infinite a is harmless
         m, ratio = _arctan_over(a)
         near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
     else:
-        a = a.clamp(max=_FAR)
+        a = a.clamp(max=FAR)
         angle = _inverse(a).atan()
         near, far = size * (angle * (1 / math.pi)), a * angle * floor
     return _from_tail(x, sigma, torch.where(a < 1, near, far))
@@ -222,23 +214,23 @@ def _exact_gate(x: Tensor, sigma: Sigma) -> Tensor:
     return _either_tail(x, sigma, _inverse(a).atan() * (1 / math.pi))
 
 
-def _exact_slope(x: Tensor, sigma: Sigma) -> Tensor:
+def _exact_df_dx(x: Tensor, sigma: Sigma) -> Tensor:
     """f' = the distribution function of Student's t with 3 degrees of freedom at sqrt(3) u."""
     a = _magnitude(x.abs(), sigma)
     if _is_fused(a):
         m = torch.where(a < 1, a, a.reciprocal())
         z = m * m
-        near = 0.5 - m * _polynomial(_NEAR_SLOPE, z)
+        near = 0.5 - m * _polynomial(NEAR_DERIVATIVE, z)
     else:
         t = _inverse(a)
         m = torch.minimum(a, t)
         z = m * m
         near = (t.atan() - m / (1 + z)) * (1 / math.pi)  # m/(1+m^2) = t/(1+t^2)
-    far = m * (z * _polynomial(_SLOPE_TAIL[x.dtype], z))
+    far = m * (z * _polynomial(DERIVATIVE_TAIL[x.dtype], z))
     return _either_tail(x, sigma, torch.where(a < 1, near, far))
 
 
-def _exact_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
+def _exact_df_dsigma(x: Tensor, sigma: Sigma) -> Tensor:
     _, m, w = _far(x, sigma)
     return w * (w / (math.pi * (1 + m * m)))
 
@@ -248,12 +240,12 @@ def _exact_density(x: Tensor, sigma: Sigma) -> Tensor:
     return (1 + a * a).reciprocal() * (1 / math.pi)
 
 
-def _exact_curvature(x: Tensor, sigma: Sigma) -> Tensor:
+def _exact_d2f_dx2(x: Tensor, sigma: Sigma) -> Tensor:
     a = _magnitude(x.abs(), sigma)
     return (1 + a * a).reciprocal().square() * (2 / math.pi)
 
 
-def _exact_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
+def _exact_d2f_dsigma2(x: Tensor, sigma: Sigma) -> Tensor:
     is_far, m, w = _far(x, sigma)
     size = (2 / math.pi) * w * w * w * torch.where(is_far, 1.0, m) / (1 + m * m).square()
     return -size * sigma.sign() if isinstance(sigma, Tensor) else -size
@@ -267,28 +259,17 @@ def _lomax(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
-    if _is_onnx(sigma):  # right at 0 and at the infinities too, and as short as can be
+    if _is_onnx(sigma):  # the shortest form, also correct at 0 and at the infinities
         return torch.relu(x) - x.new_full((), 0.5) / (x.abs().reciprocal() + sigma)
     size = _size(x)
     a = _magnitude(size, sigma)
-    # a tensor, since torch (2.13) compiles a number into the selection as it was for the first sigma
+    # a tensor, since torch (2.13) compiles a number in the `where` as that of the first sigma
     floor = x.new_ones(()) * (_inverse_sigma(sigma) * 0.5)
-    return _from_tail(x, sigma, torch.where(a < _FAR, (size * 0.5) / (1 + a), floor))
+    return _from_tail(x, sigma, torch.where(a < FAR, (size * 0.5) / (1 + a), floor))
 
 
 def _rational_gate(x: Tensor, sigma: Sigma) -> Tensor:
     return _either_tail(x, sigma, _lomax(x, sigma) * 0.5)
-
-
-def _rational_slope(x: Tensor, sigma: Sigma) -> Tensor:
-    r = _lomax(x, sigma)
-    return _either_tail(x, sigma, r * (r * 0.5))
-
-
-def _rational_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
-    _, m, w = _far(x, sigma)
-    root = w / (1 + m)
-    return root * (root * 0.5)
 
 
 def _rational_density(x: Tensor, sigma: Sigma) -> Tensor:
@@ -296,12 +277,22 @@ def _rational_density(x: Tensor, sigma: Sigma) -> Tensor:
     return r * (r * 0.5)
 
 
-def _rational_curvature(x: Tensor, sigma: Sigma) -> Tensor:
+def _rational_df_dx(x: Tensor, sigma: Sigma) -> Tensor:
+    return _either_tail(x, sigma, _rational_density(x, sigma))
+
+
+def _rational_df_dsigma(x: Tensor, sigma: Sigma) -> Tensor:
+    _, m, w = _far(x, sigma)
+    root = w / (1 + m)
+    return root * (root * 0.5)
+
+
+def _rational_d2f_dx2(x: Tensor, sigma: Sigma) -> Tensor:
     r = _lomax(x, sigma)
     return r * r * r
 
 
-def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
+def _rational_d2f_dsigma2(x: Tensor, sigma: Sigma) -> Tensor:
     _, m, w = _far(x, sigma)
     root = w / (1 + m)
     size = root * root * root
@@ -309,9 +300,9 @@ def _rational_by_sigma_twice(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 # -- from the output ---------------------------------------------------------------------------------
-# IGLU-Approx is strictly increasing, so its output y tells its slope, and x need not be kept.  With
-# v = sigma y: for v < 0 simply r = 1 + 2 v; for v >= 0, u solves 2 u^2 + (1 - 2 v) u = 2 v.  (The exact
-# IGLU nears its floor as t^2, not as t, and its output says too little of t.)
+# IGLU-Approx is strictly increasing, so its output y determines its derivative, and x need not be saved.
+# With v = sigma y: r = 1 + 2 v for v < 0; for v >= 0, u solves 2 u^2 + (1 - 2 v) u = 2 v.  (The exact IGLU
+# approaches its floor as t^2, not as t, so its output says too little about t.)
 
 
 def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
@@ -323,13 +314,13 @@ def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
     return is_below, torch.where(is_below, 1 - 2 * size, (1 + u).reciprocal())
 
 
-def _rational_slope_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+def _rational_df_dx_from_output(y: Tensor, sigma: Sigma) -> Tensor:
     is_below, r = _rational_r_from_output(y, sigma)
     tail = r * (r * 0.5)
     return torch.where(is_below, tail, 1 - tail)
 
 
-def _rational_by_sigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+def _rational_df_dsigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
     """(x r)^2/2, where x = y / gate; for large v, x r = (1 - r)/sigma does not overflow."""
     is_below, r = _rational_r_from_output(y, sigma)
     size = y.abs()
@@ -339,8 +330,8 @@ def _rational_by_sigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
 
 
 # -- the textbook gates ----------------------------------------------------------------------------
-# What the functions are by definition.  They cancel in the negative tail; their use is to be compared
-# with, and to be differentiated by torch itself where it cannot be told the derivative.
+# The functions by definition, which cancel in the negative tail: for comparison, and for torch to
+# differentiate where it does not accept a derivative.
 
 
 def _exact_textbook(x: Tensor, sigma: Sigma) -> Tensor:
@@ -357,36 +348,24 @@ class Family(NamedTuple):
 
     value: Formula
     gate: Formula
-    slope: Formula  # df/dx
-    by_sigma: Formula  # df/dsigma
-    density: Formula  # j: the gate's slope is sigma j, its derivative in sigma x j
-    curvature: Formula  # k: f'' = sigma k, and d f'/dsigma = x k
-    by_sigma_twice: Formula  # d2f/dsigma2
+    df_dx: Formula
+    df_dsigma: Formula
+    density: Formula  # j: the derivatives of the gate are sigma j and x j
+    d2f_dx2: Formula  # k, without the factor sigma: f'' = sigma k, and d f'/dsigma = x k
+    d2f_dsigma2: Formula
     textbook_gate: Formula  # by definition, with the cancellation
-    # slope and by_sigma at x as functions of (f(x), sigma)
+    # df_dx and df_dsigma at x as functions of (f(x), sigma)
     from_output: tuple[Formula, Formula] | None = None
 
 
 EXACT = Family(
-    _exact_value,
-    _exact_gate,
-    _exact_slope,
-    _exact_by_sigma,
-    _exact_density,
-    _exact_curvature,
-    _exact_by_sigma_twice,
-    _exact_textbook,
-)
+    _exact_value, _exact_gate, _exact_df_dx, _exact_df_dsigma, _exact_density, _exact_d2f_dx2,
+    _exact_d2f_dsigma2, _exact_textbook,
+)  # fmt: skip
 RATIONAL = Family(
-    _rational_value,
-    _rational_gate,
-    _rational_slope,
-    _rational_by_sigma,
-    _rational_density,
-    _rational_curvature,
-    _rational_by_sigma_twice,
-    _rational_textbook,
-    (_rational_slope_from_output, _rational_by_sigma_from_output),
-)
+    _rational_value, _rational_gate, _rational_df_dx, _rational_df_dsigma, _rational_density,
+    _rational_d2f_dx2, _rational_d2f_dsigma2, _rational_textbook,
+    (_rational_df_dx_from_output, _rational_df_dsigma_from_output),
+)  # fmt: skip
 FAMILIES = {"none": EXACT, "rational": RATIONAL}
 """By the value of ``approximate``, in the spelling of ``torch.nn.functional.gelu``."""

@@ -29,17 +29,25 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from iglu import kernels
 from iglu.formulas import COMPUTE_DTYPE, FAMILIES, Sigma, compute_dtype
-from iglu.kernels import plain, record
+from iglu.kernels import autograd, reference
 
 Approximate = Literal["none", "rational"]
 Save = Literal["input", "output"]
-_chosen = kernels.chosen.get
+_backend = kernels.current.get
 SAVES = ("input", "output")
+
+# The sigma of iglu(), IGLU, gain() and of the names iglu and iglu_approx.  Of the values that were trained
+# with (0.1, 0.5, 1, 5 and 10), 5 was significantly better than ReLU on 1 task, worse on 1, equivalent on 6
+# and inconclusive on 2; 1 was better on 0 of 5 tasks and worse on 2, 0.5 better on 0 of 11 and worse on 5;
+# 10 was tried on 5 tasks only, and was better and worse on none.  Against 1, 5 was better in both
+# transformers and worse in no network (docs/sigma.md, docs/results.md).  For gates, gated pairs, the
+# inverse and bounds no run says anything: they have 1, as the standard Cauchy distribution.
+DEFAULT_SIGMA = 5.0
 
 
 def iglu(
     x: Tensor,
-    sigma: Sigma = 1.0,
+    sigma: Sigma = DEFAULT_SIGMA,
     *,
     approximate: Approximate = "none",
     channel_dim: int | None = None,
@@ -48,62 +56,76 @@ def iglu(
 ) -> Tensor:
     """IGLU(x; sigma) = x (1/2 + arctan(sigma x)/pi), or IGLU-Approx with ``approximate="rational"``.
 
-    ``sigma`` is a number >= 0 (0 gives x/2, ``math.inf`` gives ReLU), or a tensor with one value, or one
-    value for each channel along ``channel_dim`` (by default dimension 1 or the last, whichever has as
-    many); a tensor is differentiated and its values are not checked (a negative one means
-    f(x; -sigma) = x - f(x; sigma)).  The output has the dtype, shape and memory format of ``x``.
+    ``inplace`` and ``save="output"`` are for eager mode; the compiler decides by itself what to keep.
+    ``torch.jit.script`` is not supported.
 
-    ``save="output"`` (rational only) keeps the output for the backward pass instead of ``x``: before a layer
-    that keeps its input, such as a Linear, one buffer then serves both, as with ReLU.  ``inplace`` overwrites
-    ``x``: the rational form then keeps the output, the exact one a copy of ``x``.  Both are for eager mode;
-    the compiler decides by itself what to keep.  The price is the gradient's accuracy in the far negative
-    tail: relative errors of about 1e-4 at sigma x = -1000 in float32, and 0.4 at -100 in bfloat16.
+    Args:
+        x: The input, of dtype float16, bfloat16, float32 or float64 and of any shape.  The output has its
+            dtype, shape and memory format.
+        sigma: How sharp the bend at 0 is, 5 by default.  A number >= 0: 0 gives x/2, ``math.inf`` gives ReLU.
+            Or a tensor with one value, or with one value per channel; a tensor is differentiated, and its
+            values are not checked (a negative one means f(x; -sigma) = x - f(x; sigma)).
+        approximate: "none" for the arctan gate, "rational" for IGLU-Approx, whose gate needs no arctan.
+        channel_dim: The dimension of ``x`` that the channels are counted along, if ``sigma`` has one value
+            per channel: 1 for images (batch, channels, height, width), -1 for sequences (batch, time,
+            channels).  Required if ``x`` has more than two dimensions.
+        inplace: Overwrite ``x``.  For the gradient, the rational form then keeps the output, the exact one a
+            copy of ``x``.
+        save: What is kept for the backward pass, "input" or "output" (rational only).  Before a layer that
+            keeps its input, such as a Linear, keeping the output needs no memory of its own, as with ReLU.
+            The price is the gradient's accuracy in the far negative tail: relative errors of about 1e-4 at
+            sigma x = -1000 in float32, and 0.4 at -100 in bfloat16.
 
-    >>> iglu(torch.tensor([-1.0, 0.0, 1.0]))
-    tensor([-0.2500,  0.0000,  0.7500])
-    >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=2.0, approximate="rational")
-    tensor([-0.1667,  0.0000,  0.8333])
+    >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=5.0)
+    tensor([-0.0628,  0.0000,  0.9372])
+    >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=5.0, approximate="rational")
+    tensor([-0.0833,  0.0000,  0.9167])
     """
     if not inplace and save == "input" and not is_dynamo_compiling():
-        served = _chosen().forward("value", x, None, sigma, approximate, channel_dim)
-        if served is not None:
-            return served
+        result = _backend().native_forward("value", x, None, sigma, approximate, channel_dim)
+        if result is not None:
+            return result
     if has_torch_function((x, sigma)):
         return handle_torch_function(
             iglu, (x, sigma), x, sigma,
             approximate=approximate, channel_dim=channel_dim, inplace=inplace, save=save,
         )  # fmt: skip
-    check_choice("approximate", approximate, FAMILIES)
+    scale, channel_dim = _prepare(x, sigma, channel_dim, approximate)
     check_save(save, approximate)
-    scale, channel_dim = _prepare(x, sigma, channel_dim)
     if _is_limit(scale):
         return _limit(x, scale, bool(inplace))
     if inplace or save == "output":
         return _keep_output_or_overwrite(x, scale, approximate, channel_dim, bool(inplace))
-    return _serve("value", x, None, scale, approximate, channel_dim)
+    return _run("value", x, None, scale, approximate, channel_dim)
 
 
 def iglu_gate(
     x: Tensor, sigma: Sigma = 1.0, *, approximate: Approximate = "none", channel_dim: int | None = None
 ) -> Tensor:
-    """The gate Z(x; sigma) = 1/2 + arctan(sigma x)/pi, or Z_approx; sigma as in :func:`iglu`.
+    """The gate Z(x; sigma) = 1/2 + arctan(sigma x)/pi, or Z_approx with ``approximate="rational"``.
+
+    Args:
+        x: The input, of any floating-point dtype and shape.
+        sigma: As in :func:`iglu`; 0 gives 1/2 everywhere, ``math.inf`` a step from 0 to 1.
+        approximate: "none" for the arctan gate, "rational" for 1/2 + u/(2 (1 + \\|u\\|)), u = sigma x.
+        channel_dim: The dimension of ``x`` along which ``sigma`` has one value per channel, as in
+            :func:`iglu`.
 
     >>> iglu_gate(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0.2500, 0.5000, 0.7500])
     """
     if not is_dynamo_compiling():
-        served = _chosen().forward("gate", x, None, sigma, approximate, channel_dim)
-        if served is not None:
-            return served
+        result = _backend().native_forward("gate", x, None, sigma, approximate, channel_dim)
+        if result is not None:
+            return result
     if has_torch_function((x, sigma)):
         return handle_torch_function(
             iglu_gate, (x, sigma), x, sigma, approximate=approximate, channel_dim=channel_dim
         )
-    check_choice("approximate", approximate, FAMILIES)
-    scale, channel_dim = _prepare(x, sigma, channel_dim)
-    if _is_limit(scale):  # 1/2, or a step; both with a slope of 0
+    scale, channel_dim = _prepare(x, sigma, channel_dim, approximate)
+    if _is_limit(scale):  # 1/2, or a step; the derivative of both is 0
         return torch.where(x.isnan(), x, 0.5 if scale == 0 else x.sign() * 0.5 + 0.5)
-    return _serve("gate", x, None, scale, approximate, channel_dim)
+    return _run("gate", x, None, scale, approximate, channel_dim)
 
 
 def iglu_glu(
@@ -116,8 +138,14 @@ def iglu_glu(
 ) -> Tensor:
     """iglu(gate) * up, the gated pair of a feed-forward layer (SwiGLU with IGLU for SiLU), in one pass.
 
-    Without ``up``, gate and up are the halves of the first argument along its last dimension, gate first;
-    nothing is copied to split them.
+    Args:
+        gate: The input of IGLU.  Without ``up``, both: the halves along the last dimension, gate first, which
+            are not copied.
+        up: The other factor, with the shape and dtype of ``gate``.
+        sigma: The sigma of IGLU(gate), as in :func:`iglu`.
+        approximate: "none" for IGLU, "rational" for IGLU-Approx.
+        channel_dim: The dimension of ``gate`` (of its half, without ``up``) along which ``sigma`` has one
+            value per channel, as in :func:`iglu`.
 
     >>> iglu_glu(torch.tensor([-1.0, 1.0]), torch.tensor([2.0, 2.0]))
     tensor([-0.5000,  1.5000])
@@ -125,39 +153,43 @@ def iglu_glu(
     tensor([-0.5000,  1.5000])
     """
     if not is_dynamo_compiling():
-        served = _chosen().forward("glu", gate, up, sigma, approximate, channel_dim)
-        if served is not None:
-            return served
+        result = _backend().native_forward("glu", gate, up, sigma, approximate, channel_dim)
+        if result is not None:
+            return result
     if has_torch_function((gate, up, sigma)):
         return handle_torch_function(
             iglu_glu, (gate, up, sigma), gate, up, sigma, approximate=approximate, channel_dim=channel_dim
         )
-    check_choice("approximate", approximate, FAMILIES)
     _check_tensor(gate, "gate")
     if up is None:
-        if gate.dim() == 0 or plain.shape_of(gate)[-1] % 2:
+        if gate.dim() == 0 or reference.shape_of(gate)[-1] % 2:
             raise ValueError(
                 f"iglu_glu: without up the last dimension holds gate and up and must be even, "
                 f"got shape {tuple(gate.shape)}"
             )
     elif not isinstance(up, Tensor):
         raise TypeError(f"up must be a tensor or None, got {up!r}; sigma is the third argument, or sigma=...")
-    elif plain.shape_of(up) != plain.shape_of(gate) or up.dtype != gate.dtype:
+    elif reference.shape_of(up) != reference.shape_of(gate) or up.dtype != gate.dtype:
         raise ValueError(
             f"iglu_glu: up must have gate's shape and dtype, {tuple(gate.shape)} {gate.dtype}, "
             f"got {tuple(up.shape)} {up.dtype}"
         )
-    half, other = plain.halves("glu", gate, up)
-    scale, channel_dim = _prepare(half, sigma, channel_dim)
+    half, other = reference.halves("glu", gate, up)
+    scale, channel_dim = _prepare(half, sigma, channel_dim, approximate)
     if _is_limit(scale):
         wide = compute_dtype(half.dtype)
         product: Tensor = _limit(half.to(wide), scale) * other.to(wide)
         return product.to(half.dtype)
-    return _serve("glu", gate, up, scale, approximate, channel_dim)
+    return _run("glu", gate, up, scale, approximate, channel_dim)
 
 
 def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) -> Tensor:
     """GELU_a(x) = x Phi(a x), the paper's GELU of sharpness a >= 0: 0 is x/2, 1 is GELU, inf is ReLU.
+
+    Args:
+        x: The input, of any floating-point dtype and shape.
+        a: The sharpness, a number >= 0 or a tensor with one value or one per channel.
+        channel_dim: The dimension of ``x`` along which ``a`` has one value per channel, as in :func:`iglu`.
 
     >>> gelu_scaled(torch.tensor([-1.0, 0.0, 1.0]), 1.0)
     tensor([-0.1587,  0.0000,  0.8413])
@@ -169,23 +201,28 @@ def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) ->
         return _limit(x, scale)
     wide = x.to(compute_dtype(x.dtype))
     if isinstance(scale, Tensor):
-        scale = plain.widen(plain.broadcast(scale, x, channel_dim), wide.dtype)
+        scale = reference.widen(reference.broadcast(scale, x, channel_dim), wide.dtype)
     return (wide * (torch.erfc(wide * scale * -math.sqrt(0.5)) / 2)).to(x.dtype)
 
 
-def gain(sigma: float = 1.0, approximate: Approximate = "none") -> float:
+def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> float:
     """The factor for weight initialisation that keeps the second moment, as ``nn.init.calculate_gain``:
     1/sqrt(E f(X)^2) for a standard normal X.
 
-    >>> round(gain(1.0), 4), round(gain(math.inf), 4) == round(math.sqrt(2), 4), gain(0)
-    (1.6984, True, 2.0)
+    Args:
+        sigma: The sigma of the activation that follows, a number >= 0, 5 by default; ``math.inf``
+            gives ReLU's gain.
+        approximate: "none" for IGLU, "rational" for IGLU-Approx.
+
+    >>> round(gain(5.0), 4), round(gain(math.inf), 4) == round(math.sqrt(2), 4), gain(0)
+    (1.4843, True, 2.0)
     """
     check_choice("approximate", approximate, FAMILIES)
     sigma = check_number("sigma", sigma)
     if sigma == math.inf:
         return math.sqrt(2)
     # E f^2 = integral over x > 0 of (f(x)^2 + f(-x)^2) phi(x); with x = exp(w) the trapezoidal rule
-    # converges exponentially for every sigma, since the integrand is analytic around the whole line.
+    # converges exponentially for every sigma, since the integrand is analytic around the real line.
     step = 1 / 64
     x = torch.exp(torch.arange(-60.0, 4.0, step, dtype=torch.float64))
     squares = iglu(x, sigma, approximate=approximate) ** 2 + iglu(-x, sigma, approximate=approximate) ** 2
@@ -193,40 +230,44 @@ def gain(sigma: float = 1.0, approximate: Approximate = "none") -> float:
     return 1 / math.sqrt(moment)
 
 
-def _serve(
+CHANNEL_DIMS = "1 for images (batch, channels, height, width), -1 for sequences (batch, time, channels)"
+
+
+def _run(
     operation: str, x: Tensor, up: Tensor | None, sigma: Sigma, approximate: str, channel_dim: int
 ) -> Tensor:
-    """A call whose arguments are what they should be: offered to the kernels again, else by the formulas."""
+    """Run a validated call that the native kernels do not support."""
+    call = (operation, x, up, sigma, approximate, channel_dim)
     if not is_dynamo_compiling():
-        served = _chosen().forward(operation, x, up, sigma, approximate, channel_dim)
-        if served is not None:
-            return served
-        kernels.refuse_if_named(x)
-    return record.call(operation, x, up, sigma, approximate, channel_dim)
+        is_for_gpu = kernels.backend_for(x.device) == "triton"
+        if is_for_gpu and (result := autograd.KERNELS["triton"].forward(*call)) is not None:
+            return result
+        kernels.raise_if_unsupported(x)
+    return autograd.call(*call)
 
 
 def _keep_output_or_overwrite(
-    x: Tensor, sigma: Sigma, approximate: str, channel_dim: int, inplace: bool
+    x: Tensor, sigma: Sigma, approximate: Approximate, channel_dim: int, inplace: bool
 ) -> Tensor:
     """Both are for eager mode: the compiler decides by itself what to keep, and transforms need the input.
-    There the ordinary operation serves, and overwriting x is a copy."""
-    records = record.is_recorded(x, sigma)
-    if record.is_eager():
-        kernels.refuse_if_named(x)
+    There the result is that of an ordinary call, copied to x if in place."""
+    records = autograd.is_recorded(x, sigma)
+    if autograd.is_eager():
+        kernels.raise_if_unsupported(x)
         if inplace and x.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "an inference tensor can be overwritten in inference mode only; x.clone() makes a normal one"
             )
-        if records and approximate == "rational" and record.output_tells_slope(x, sigma):
-            return record.keep_output(kernels.kernels_for(x), x, sigma, channel_dim, inplace)
+        if records and approximate == "rational" and autograd.output_determines_df_dx(x, sigma):
+            return autograd.save_output(kernels.backend_for(x.device), x, sigma, channel_dim, inplace)
         if inplace and not records:
-            served = record.overwrite(kernels.kernels_for(x), x, sigma, approximate, channel_dim)
-            if served is not None:
-                return served
-    if not inplace:
-        return _serve("value", x, None, sigma, approximate, channel_dim)
-    # where a gradient will need x, it is that of a copy
-    return x.copy_(_serve("value", x.clone() if records else x, None, sigma, approximate, channel_dim))
+            result = autograd.overwrite(kernels.backend_for(x.device), x, sigma, approximate, channel_dim)
+            if result is not None:
+                return result
+    # Where a gradient will need x, it is that of a copy.
+    at = x.clone() if inplace and records else x
+    y = iglu(at, sigma, approximate=approximate, channel_dim=channel_dim)
+    return x.copy_(y) if inplace else y
 
 
 def _is_limit(sigma: Sigma) -> TypeGuard[float]:
@@ -247,27 +288,36 @@ def _check_tensor(x: object, name: str = "x") -> None:
         raise TypeError(f"{name} must be of float16, bfloat16, float32 or float64, got {x.dtype}")
 
 
-def _prepare(x: Tensor, sigma: Sigma, channel_dim: int | None, name: str = "sigma") -> tuple[Sigma, int]:
-    """Check x and sigma; return sigma as a float, or as a tensor of one value or of one a channel, and the
+def _prepare(
+    x: Tensor, sigma: Sigma, channel_dim: int | None, approximate: str = "none", name: str = "sigma"
+) -> tuple[Sigma, int]:
+    """Check the arguments.  Return sigma as a float or as a tensor with one value or one per channel, and the
     dimension of the channels."""
+    check_choice("approximate", approximate, FAMILIES)
     _check_tensor(x)
     if not isinstance(sigma, Tensor):
-        number = check_number(name, sigma)
+        number = check_number(name, sigma, "a number >= 0 or a tensor")
         # Where sigma overflows the precision of the computation, nothing is left of IGLU but ReLU.
-        return (math.inf if number > torch.finfo(compute_dtype(x.dtype)).max else number), 0
+        return math.inf if number > torch.finfo(compute_dtype(x.dtype)).max else number, 0
     if not sigma.is_floating_point():
         raise TypeError(f"{name} must be a number or a floating-point tensor, got a tensor of {sigma.dtype}")
     if sigma.dim() > 1:
         raise ValueError(f"{name} must be a scalar or have one dimension, got shape {tuple(sigma.shape)}")
-    shape, values = plain.shape_of(x), plain.shape_of(sigma)
+    shape, values = reference.shape_of(x), reference.shape_of(sigma)
     if values in ((), (1,)):
         return sigma, 0
     (channels,) = values
     if channel_dim is None:
-        channel_dim = _find_channels(name, channels, shape)
+        # Guessing it from the sizes would fail at the length that equals the number of channels.
+        if x.dim() > 2:
+            raise ValueError(
+                f"{name} has {channels} values, one per channel, so x of shape {shape} needs channel_dim: "
+                f"{CHANNEL_DIMS}"
+            )
+        channel_dim = -1
     if not -x.dim() <= channel_dim < x.dim():
         raise ValueError(
-            f"{name} has {channels} values, one a channel, so channel_dim must be a dimension of x, "
+            f"{name} has {channels} values, one per channel, so channel_dim must be a dimension of x, "
             f"from {-x.dim()} to {x.dim() - 1} for shape {shape}, got {channel_dim}"
         )
     if channels != shape[channel_dim]:
@@ -278,25 +328,9 @@ def _prepare(x: Tensor, sigma: Sigma, channel_dim: int | None, name: str = "sigm
     return sigma, channel_dim
 
 
-def _find_channels(name: str, channels: int, shape: tuple[int, ...]) -> int:
-    """The dimension of the channels: the second or the last, where only one of them fits."""
-    is_second, is_last = len(shape) > 1 and shape[1] == channels, bool(shape) and shape[-1] == channels
-    if is_second and is_last and len(shape) > 2:
-        raise ValueError(
-            f"{name} has {channels} values, one a channel, and both dimension 1 and the last of x of shape "
-            f"{shape} have {channels}: say channel_dim=1 or channel_dim=-1"
-        )
-    if not (is_second or is_last):
-        raise ValueError(
-            f"{name} must have 1 value, or one for each channel of x of shape {shape}, along dimension 1 or "
-            f"the last (or along channel_dim), got {channels}"
-        )
-    return 1 if is_second else -1
-
-
-def check_number(name: str, value: object) -> float:
+def check_number(name: str, value: object, expected: str = "a number >= 0") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
-        raise TypeError(f"{name} must be a number >= 0 or a tensor, got {value!r}")
+        raise TypeError(f"{name} must be {expected}, got {value!r}")
     number = float(value)
     if not number >= 0:
         raise ValueError(f"{name} must be >= 0, got {value}")

@@ -1,21 +1,21 @@
-"""The inverse of IGLU, and the logarithm of its slope: what a change of variables needs.
+"""The inverse of IGLU and the logarithm of its derivative, for changes of variables.
 
-IGLU is strictly increasing and convex from its floor up, -1/(pi sigma) or -1/(2 sigma), so every y above the
-floor comes from one x.  With u = sigma x and v = sigma y both functions are u gate(u) = v, and x = y/gate(u)
-takes up little of an error in u:
+IGLU is strictly increasing and convex, above its floor -1/(pi sigma) or -1/(2 sigma), so every y above the
+floor has one x.  With u = sigma x and v = sigma y both functions are u gate(u) = v, and x = y/gate(u) is not
+sensitive to an error of u:
 
 - rational, v < 0: gate = (1 + 2v)/2, so x = 2y/(1 + 2v); v >= 0: u solves 2u^2 + (1 - 2v) u = 2v.
 - exact, v < 0: gate = sqrt(h) p(h), at the height h = 1/pi + v above the floor, with a polynomial p;
-  v >= 0: gate = q(s), s = (1 - v)/(1 + v), with a polynomial q.  (Both are smooth, so nothing is iterated.)
+  v >= 0: gate = q(s), s = (1 - v)/(1 + v), with a polynomial q.  No iteration is needed.
 
-Near the floor 1/pi + v and 1 + 2v cancel, and v must be known to twice the working precision: it is kept as
-the sum of a product and its rounding error.
+Near the floor 1/pi + v and 1 + 2v cancel, so v is computed to twice the working precision.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from iglu import functional
-from iglu.formulas import FAMILIES, Family, Sigma
-from iglu.functional import Approximate, check_choice
-from iglu.kernels import plain, record
+from iglu.formulas import FAMILIES, Family, Sigma, _polynomial
+from iglu.functional import Approximate
+from iglu.kernels import autograd, reference
 
-# p and q of the docstring, lowest order first, all to 2^-28.6 or 2^-55.2 and better;
+# p and q of the docstring, lowest order first, with relative errors below 2^-28.6 and 2^-55.2;
 # tools/inverse_polynomial.py computes them.
 _GATE_BELOW = {
     torch.float32: (
@@ -61,17 +61,17 @@ _GATE_ABOVE = {
     ),
 }  # fmt: skip
 
-# 1/pi as a number of the working precision and the rest.
+# 1/pi as a number of the working precision, and the remainder.
 _INVERSE_PI = {
     torch.float32: (0.31830987334251404, 1.2841276486597046e-08),
     torch.float64: (0.3183098861837907, -1.9678676675182486e-17),
 }
-# A constant that cuts a number into two halves of its digits (Dekker 1971).
+# Factors that split a number into two halves of its digits (Dekker 1971).
 _HALVES = {torch.float32: 4097.0, torch.float64: 134217729.0}
 
-# The floor, as iglu gives it, is rounded; an output this many eps below it still means -inf.
+# The floor that iglu returns is rounded: an output up to this many eps below it still means -inf.
 _BELOW_FLOOR = 2
-# One operation for each dtype of y, since they differ in that.
+# One operation per dtype of y, since the tolerance at the floor depends on it.
 _INVERSE = {
     dtype: f"inverse of {dtype}" for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
@@ -80,16 +80,22 @@ _INVERSE = {
 def iglu_inverse(
     y: Tensor, sigma: Sigma = 1.0, *, approximate: Approximate = "none", channel_dim: int | None = None
 ) -> Tensor:
-    """The x with ``iglu(x, sigma) == y``; sigma as in :func:`iglu`, in the precision of the computation.
+    """Return the x with ``iglu(x, sigma) == y``.
 
-    y = inf gives inf, y = 0 gives 0, the floor -1/(pi sigma) (rational: -1/(2 sigma)) gives -inf, and so does
-    what lies up to 2 eps of ``y``'s dtype below it, where rounding puts the floor; everything lower is NaN.
-    sigma = 0 gives 2y.  sigma = inf gives y, NaN below 0, and 0 at 0: the largest x whose ReLU that is.
+    y = inf gives inf, y = 0 gives 0, the floor -1/(pi sigma) (rational: -1/(2 sigma)) gives -inf, as do
+    values up to 2 eps of ``y``'s dtype below it, where rounding may put the floor; anything lower gives NaN.
 
-    It is differentiable, also twice: dx/dy = 1/f'(x).  For the y given, x is right to 4 ulp.  A y that is
-    itself the rounded output of :func:`iglu` is another matter: in the negative tail its rounding error comes
-    back 1.5 u^2 times as large (rational: \\|u\\| times), u = sigma x, so that float32 keeps two digits of x
-    at u = -300, and none from about -2000 on.
+    Twice differentiable: dx/dy = 1/f'(x).  For the given y, x is accurate to 4 ulp.  If y is itself a rounded
+    output of :func:`iglu`, the inverse amplifies its rounding error in the negative tail by 1.5 u^2
+    (rational: \\|u\\|), u = sigma x: float32 keeps two digits of x at u = -300, and none below about -2000.
+
+    Args:
+        y: Outputs of :func:`iglu`, of any floating-point dtype.
+        sigma: The sigma they were computed with.  0 gives 2y; inf gives y, NaN below 0, and 0 at 0, the
+            largest x with that ReLU.
+        approximate: "none" for IGLU, "rational" for IGLU-Approx.
+        channel_dim: The dimension of ``y`` along which ``sigma`` has one value per channel, as in
+            :func:`iglu`.
 
     >>> iglu_inverse(torch.tensor([-0.25, 0.0, 0.75]))
     tensor([-1.,  0.,  1.])
@@ -100,42 +106,49 @@ def iglu_inverse(
         return handle_torch_function(
             iglu_inverse, (y, sigma), y, sigma, approximate=approximate, channel_dim=channel_dim
         )
-    check_choice("approximate", approximate, FAMILIES)
-    scale, channel_dim = functional._prepare(y, sigma, channel_dim)
-    if isinstance(scale, float) and scale in (0, math.inf):
-        return y * 2 if scale == 0 else torch.where(y < 0, math.nan, y)
-    return record.call(_INVERSE[y.dtype], y, None, scale, approximate, channel_dim)
+    sigma, channel_dim = functional._prepare(y, sigma, channel_dim, approximate)
+    if isinstance(sigma, float) and sigma in (0, math.inf):
+        return y * 2 if sigma == 0 else torch.where(y < 0, math.nan, y)
+    return autograd.call(_INVERSE[y.dtype], y, None, sigma, approximate, channel_dim)
 
 
-def iglu_log_slope(
+def iglu_log_derivative(
     x: Tensor, sigma: Sigma = 1.0, *, approximate: Approximate = "none", channel_dim: int | None = None
 ) -> Tensor:
-    """log f'(x), the logarithm of the slope of :func:`iglu`, right to a few ulp in both tails.
+    """Return log f'(x), the logarithm of the derivative of :func:`iglu`, accurate to a few ulp in both tails.
 
-    It falls as -3 log \\|x\\| (rational: -2 log \\|x\\|) on the left, far beyond where the slope itself would
-    underflow, and nears 0 from below on the right.  sigma = 0 gives log(1/2); sigma = inf gives 0 above 0,
-    -inf below and log(1/2) at 0, the limit.  Differentiable, also twice.
+    On the left it decreases as -3 log \\|x\\| (rational: -2 log \\|x\\|), also where the derivative itself
+    would underflow; on the right it tends to 0 from below.  Twice differentiable.
 
-    >>> iglu_log_slope(torch.tensor([-1e20, 0.0, 100.0]))
+    Args:
+        x: Inputs of :func:`iglu`, of any floating-point dtype.
+        sigma: As in :func:`iglu`.  0 gives log(1/2); inf gives 0 above 0, -inf below, and log(1/2) at 0.
+        approximate: "none" for IGLU, "rational" for IGLU-Approx.
+        channel_dim: The dimension of ``x`` along which ``sigma`` has one value per channel, as in
+            :func:`iglu`.
+
+    >>> iglu_log_derivative(torch.tensor([-1e20, 0.0, 100.0]))
     tensor([-1.3971e+02, -6.9315e-01, -2.1218e-07])
     """
     if has_torch_function((x, sigma)):
         return handle_torch_function(
-            iglu_log_slope, (x, sigma), x, sigma, approximate=approximate, channel_dim=channel_dim
+            iglu_log_derivative, (x, sigma), x, sigma, approximate=approximate, channel_dim=channel_dim
         )
-    check_choice("approximate", approximate, FAMILIES)
-    scale, channel_dim = functional._prepare(x, sigma, channel_dim)
-    if isinstance(scale, float) and scale in (0, math.inf):
-        slope = torch.full_like(x, 0.5) if scale == 0 else torch.heaviside(x, torch.full_like(x, 0.5))
-        return torch.where(x.isnan(), x, slope.log())
-    return record.call("log_slope", x, None, scale, approximate, channel_dim)
+    sigma, channel_dim = functional._prepare(x, sigma, channel_dim, approximate)
+    if isinstance(sigma, float) and sigma in (0, math.inf):
+        half = torch.full_like(x, 0.5)
+        return torch.where(x.isnan(), x, (half if sigma == 0 else torch.heaviside(x, half)).log())
+    return autograd.call("log_derivative", x, None, sigma, approximate, channel_dim)
 
 
 # -- the inverse -----------------------------------------------------------------------------------
 
 
-def _product_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a b and what its rounding left out, exactly; 0 for that where halving would overflow."""
+def _product_and_error(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
+    """v = sigma y and its exact rounding error; 0 for the error where splitting would overflow."""
+    largest = torch.finfo(y.dtype).max
+    a = y.clamp(-largest, largest)  # sigma may contain zeros, and 0 times inf must be 0
+    b = sigma if isinstance(sigma, Tensor) else y.new_full((), sigma)
     product = a * b
     factor = _HALVES[a.dtype]
     a_high = a * factor - (a * factor - a)
@@ -145,170 +158,117 @@ def _product_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return product, torch.where(error.isfinite(), error, 0)
 
 
-def _scaled(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
-    """v = sigma y to twice the working precision."""
-    largest = torch.finfo(y.dtype).max
-    # sigma may hold zeros, and 0 times inf must be 0
-    scale = sigma if isinstance(sigma, Tensor) else y.new_full((), sigma)
-    return _product_and_error(y.clamp(-largest, largest), scale)
-
-
-def _above(v: Tensor) -> Tensor:
-    """v from 0 to where the gate is 1 to the last bit, and its square still far from overflow."""
-    return v.clamp(0, torch.finfo(v.dtype).eps ** -2)
-
-
-def _rational_inverse(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
-    v, rest = _scaled(y, sigma)
-    doubled_gate = (1 + 2 * v) + 2 * rest
-    above = _above(v)
-    b = 2 * above - 1
-    root = (b * b + 16 * above).sqrt()
-    u = (root + b) / 4  # what cancels for b < 0 is lost beside the 1/2 and 1 that it is added to
-    x = torch.where(v < 0, 2 * y / doubled_gate, y * ((1 + u) / (0.5 + u)))
-    return _from_the_floor_up(y, x, doubled_gate, slack)
-
-
-def _exact_inverse(y: Tensor, sigma: Sigma, slack: float) -> Tensor:
-    v, rest = _scaled(y, sigma)
-    high, low = _INVERSE_PI[y.dtype]
-    height = (v + high) + (rest + low)  # the first sum is exact where it is small
-    gate_below = height.clamp(min=0).sqrt() * _polynomial(_GATE_BELOW[y.dtype], height)
-    above = _above(v)
-    gate_above = _polynomial(_GATE_ABOVE[y.dtype], (1 - above) / (1 + above))
-    x = y / torch.where(v < 0, gate_below, gate_above)
-    return _from_the_floor_up(y, x, math.pi * height, slack)
-
-
-def _from_the_floor_up(y: Tensor, x: Tensor, height: Tensor, slack: float) -> Tensor:
-    """x where the height, in units of the floor's depth, is positive; infinite at the floor, NaN below it.
-    (A negative sigma has a ceiling instead, where x is +inf: the sign is y's.)"""
+def _invert(approximate: str, y: Tensor, sigma: Sigma, slack: float) -> Tensor:
+    v, rest = _product_and_error(y, sigma)
+    # up to where the gate is 1 to the last bit and v^2 does not overflow
+    above = v.clamp(0, torch.finfo(v.dtype).eps ** -2)
+    if approximate == "none":
+        high, low = _INVERSE_PI[y.dtype]
+        height = (v + high) + (rest + low)  # the first sum is exact where it is small
+        gate_below = height.clamp(min=0).sqrt() * _polynomial(_GATE_BELOW[y.dtype], height)
+        gate_above = _polynomial(_GATE_ABOVE[y.dtype], (1 - above) / (1 + above))
+        x, height = y / torch.where(v < 0, gate_below, gate_above), math.pi * height
+    else:
+        height = (1 + 2 * v) + 2 * rest  # twice the gate
+        b = 2 * above - 1
+        u = ((b * b + 16 * above).sqrt() + b) / 4  # for b < 0 it cancels, but 1/2 and 1 are added to it
+        x = torch.where(v < 0, 2 * y / height, y * ((1 + u) / (0.5 + u)))
+    # Here the height is relative to the depth of the floor.  At the floor x is -inf.  A negative sigma has a
+    # ceiling instead, where x is +inf: the sign is that of y.
     return torch.where(height > 0, x, torch.where(height >= -slack, y * math.inf, math.nan))
 
 
-def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
-    result = z * coefficients[-1] + coefficients[-2]
-    for coefficient in coefficients[-3::-1]:
-        result = result * z + coefficient
-    return result
-
-
-# -- the slope's logarithm -------------------------------------------------------------------------
-
-
-def _log_magnitude(x: Tensor, sigma: Sigma) -> Tensor:
-    """log|u|, also where u overflows."""
-    u = (x * sigma).abs()
-    log_sigma = sigma.abs().log() if isinstance(sigma, Tensor) else math.log(sigma)
-    return torch.where(u.isfinite(), u.log(), x.abs().log() + log_sigma)
+# -- the logarithm of the derivative ---------------------------------------------------------------
 
 
 class _Tail(NamedTuple):
-    """The slope's tail far out: first/|u|^power to the last bit for u < -eps^-start."""
+    """The tail of f', first/|u|^power to the last bit for u < -eps^-start, and the derivative of log f''."""
 
     first: float
     power: int
     start: float
+    dlog_d2f: Callable[[Tensor], Tensor]  # of u
 
     def is_reached(self, x: Tensor, sigma: Sigma) -> Tensor:
         return x * sigma < -math.pow(torch.finfo(x.dtype).eps, -self.start)
 
 
-_TAILS = {"none": _Tail(2 / (3 * math.pi), 3, 0.5), "rational": _Tail(0.5, 2, 1.0)}
+_TAILS = {
+    "none": _Tail(2 / (3 * math.pi), 3, 0.5, lambda u: -4 / (u + u.reciprocal())),
+    "rational": _Tail(0.5, 2, 1.0, lambda u: -3 * u.sign() / (1 + u.abs())),
+}
 
 
-def _log_slope(family: Family, tail: _Tail, x: Tensor, sigma: Sigma) -> Tensor:
-    """With g the slope's tail: log g on the left, where g may underflow far out; log(1 - g) on the right."""
-    is_left = x * sigma < 0
-    g = family.slope(torch.where(is_left, x, -x), sigma)
-    near = torch.where(is_left, g.log(), (-g).log1p())
-    far = math.log(tail.first) - tail.power * _log_magnitude(x, sigma)
+def _log_derivative(family: Family, tail: _Tail, x: Tensor, sigma: Sigma) -> Tensor:
+    """With g = f'(-|x|): log g on the left, by its tail where g may underflow; log(1 - g) on the right."""
+    u = x * sigma
+    g = family.df_dx(torch.where(u < 0, x, -x), sigma)
+    near = torch.where(u < 0, g.log(), (-g).log1p())
+    log_sigma = sigma.abs().log() if isinstance(sigma, Tensor) else math.log(sigma)
+    log_u = torch.where(u.isfinite(), u.abs().log(), x.abs().log() + log_sigma)
+    far = math.log(tail.first) - tail.power * log_u
     return torch.where(tail.is_reached(x, sigma), far, near)
 
 
 def _hazard(family: Family, tail: _Tail, x: Tensor, sigma: Sigma) -> Tensor:
-    """f''/(sigma f') = k/f', which on the far left is power/|u|."""
-    near = family.curvature(x, sigma) / family.slope(x, sigma)
+    """f''/(sigma f'), the derivative of log f' with respect to u, which is power/|u| on the far left."""
+    near = family.d2f_dx2(x, sigma) / family.df_dx(x, sigma)
     return torch.where(tail.is_reached(x, sigma), (x * sigma).abs().reciprocal() * tail.power, near)
-
-
-def _exact_bend(x: Tensor, sigma: Sigma) -> Tensor:
-    """The derivative of log k by u."""
-    u = x * sigma
-    return -4 / (u + u.reciprocal())
-
-
-def _rational_bend(x: Tensor, sigma: Sigma) -> Tensor:
-    u = x * sigma
-    return -3 * u.sign() / (1 + u.abs())
 
 
 # -- as operations ---------------------------------------------------------------------------------
 
 
-def _operations(approximate: str) -> dict[str, plain.Operation]:
-    family = FAMILIES[approximate]
-    is_exact = approximate == "none"
-    invert, bend = (_exact_inverse, _exact_bend) if is_exact else (_rational_inverse, _rational_bend)
-    tail = _TAILS[approximate]
+def _operations(approximate: str) -> dict[str, reference.Operation]:
+    family, tail = FAMILIES[approximate], _TAILS[approximate]
+    textbook_value, textbook_df_dx = (
+        reference.OPERATIONS[approximate][name].textbook for name in ("value", "df_dx")
+    )
 
     def call(operation: str, x: Tensor, sigma: Sigma) -> Tensor:
-        return record.call(operation, x, None, sigma, approximate, None)
+        return autograd.call(operation, x, None, sigma, approximate, None)
 
-    def inverse(dtype: torch.dtype) -> plain.Operation:
-        slack = _BELOW_FLOOR * torch.finfo(dtype).eps
-
+    def inverse(dtype: torch.dtype) -> reference.Operation:
         def value(y: Tensor, sigma: Sigma) -> Tensor:
-            return invert(y, sigma, slack)
+            return _invert(approximate, y, sigma, _BELOW_FLOOR * torch.finfo(dtype).eps)
 
-        def by_y(y: Tensor, sigma: Sigma) -> Tensor:
-            return call("slope", call(_INVERSE[dtype], y, sigma), sigma).reciprocal()
+        def dx_dy(y: Tensor, sigma: Sigma) -> Tensor:
+            return call("df_dx", call(_INVERSE[dtype], y, sigma), sigma).reciprocal()
 
-        def by_sigma(y: Tensor, sigma: Sigma) -> Tensor:
+        def dx_dsigma(y: Tensor, sigma: Sigma) -> Tensor:
             x = call(_INVERSE[dtype], y, sigma)
-            return -call("by_sigma", x, sigma) / call("slope", x, sigma)
+            return -call("df_dsigma", x, sigma) / call("df_dx", x, sigma)
 
         def textbook(y: Tensor, sigma: Sigma) -> Tensor:
-            """Newton's steps from the solution change nothing but carry derivatives, two the second."""
-            x = invert(y, sigma, slack)
+            """Two Newton steps from the solution keep its value and carry first and second derivatives."""
+            x = value(y, sigma)
             for _ in range(2):
-                x = x - (x * family.textbook_gate(x, sigma) - y) / textbook_slope(x, sigma)
+                x = x - (textbook_value(x, sigma) - y) / textbook_df_dx(x, sigma)
             return x
 
-        return plain.Operation(value, {"x": by_y, "sigma": by_sigma}, textbook)
+        return reference.Operation(value, {"x": dx_dy, "sigma": dx_dsigma}, textbook)
 
-    def textbook_slope(x: Tensor, sigma: Sigma) -> Tensor:
-        return family.textbook_gate(x, sigma) + x * sigma * family.density(x, sigma)
-
-    def hazard_by_u(x: Tensor, sigma: Sigma) -> Tensor:
-        ratio = call("hazard", x, sigma)
-        return ratio * (bend(x, sigma) - ratio)
-
-    def hazard_by_x(x: Tensor, sigma: Sigma) -> Tensor:
-        return hazard_by_u(x, sigma) * sigma
-
-    def hazard_by_sigma(x: Tensor, sigma: Sigma) -> Tensor:
-        return hazard_by_u(x, sigma) * x
-
-    def textbook_log_slope(x: Tensor, sigma: Sigma) -> Tensor:
-        return textbook_slope(x, sigma).log()
+    def textbook_log_derivative(x: Tensor, sigma: Sigma) -> Tensor:
+        return textbook_df_dx(x, sigma).log()
 
     def textbook_hazard(x: Tensor, sigma: Sigma) -> Tensor:
-        return family.curvature(x, sigma) / textbook_slope(x, sigma)
+        return family.d2f_dx2(x, sigma) / textbook_df_dx(x, sigma)
 
+    def dhazard_du(x: Tensor, sigma: Sigma) -> Tensor:
+        ratio = call("hazard", x, sigma)
+        return ratio * (tail.dlog_d2f(x * sigma) - ratio)
+
+    hazard_partials: dict[str, reference.Partial] = {
+        "x": lambda x, sigma: dhazard_du(x, sigma) * sigma,
+        "sigma": lambda x, sigma: dhazard_du(x, sigma) * x,
+    }
+    partials: dict[str, reference.Partial] = {"x": ("hazard", "sigma"), "sigma": ("hazard", "x")}
+    log_derivative, hazard = partial(_log_derivative, family, tail), partial(_hazard, family, tail)
     return {name: inverse(dtype) for dtype, name in _INVERSE.items()} | {
-        "log_slope": plain.Operation(
-            functools.partial(_log_slope, family, tail),
-            {"x": ("hazard", "sigma"), "sigma": ("hazard", "x")},
-            textbook_log_slope,
-        ),
-        "hazard": plain.Operation(
-            functools.partial(_hazard, family, tail),
-            {"x": hazard_by_x, "sigma": hazard_by_sigma},
-            textbook_hazard,
-        ),
+        "log_derivative": reference.Operation(log_derivative, partials, textbook_log_derivative),
+        "hazard": reference.Operation(hazard, hazard_partials, textbook_hazard),
     }
 
 
-for _approximate, _known in plain.OPERATIONS.items():
+for _approximate, _known in reference.OPERATIONS.items():
     _known |= _operations(_approximate)

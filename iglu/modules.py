@@ -8,6 +8,7 @@ parameter ``free_sigma``, the paper's sigma itself.  ``module.sigma`` reads the 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,16 +17,24 @@ from torch import Tensor, nn
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
-from iglu.functional import Approximate, Save
-from iglu.kernels import plain
-from iglu.peers import XIELU
+from iglu.functional import DEFAULT_SIGMA, Approximate, Save
+from iglu.kernels import reference
+
+
+def _refuse_script(self: nn.Module) -> nn.Module:
+    """Called by ``torch.jit.script``, which would fail later, in one of several ways that name no cause."""
+    raise NotImplementedError(
+        f"torch.jit.script does not support {type(self).__name__}: use torch.compile, torch.export or "
+        "torch.jit.trace"
+    )
 
 
 class SigmaModule(nn.Module):
-    """A module with a sigma."""
+    """A module with a sigma, fixed or learnable; ``forward`` reads ``self.sigma``."""
 
     log_sigma: nn.Parameter
     free_sigma: nn.Parameter
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,
@@ -38,6 +47,17 @@ class SigmaModule(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Hold sigma: fixed, or as a parameter.
+
+        Args:
+            sigma: As in :class:`IGLU`, as are all others.
+            learnable: Whether sigma is a parameter.
+            channels: The number of channels, for one learnable sigma per channel.
+            channel_dim: The dimension of the input that the channels are counted along.
+            constrain: Whether the parameter is log sigma, which keeps sigma positive, or sigma itself.
+            device: The device of the learnable parameter; the default device of torch if None.
+            dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
+        """
         super().__init__()
         self.start = _check_start(self, sigma)
         self.learnable = learnable
@@ -47,8 +67,10 @@ class SigmaModule(nn.Module):
             if channels is not None:
                 raise ValueError(f"channels={channels} needs learnable=True: a fixed sigma is one number")
             return
-        if channels is not None and channels < 1:
-            raise ValueError(f"channels must be at least 1, got {channels}")
+        if channels is not None:
+            _check_channels(channels, channel_dim)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point dtype, since sigma is a parameter, got {dtype}")
         if not 0 < self.start < math.inf and constrain:
             raise ValueError(
                 f"a learnable sigma starts above 0 and below inf, got {sigma}; "
@@ -60,7 +82,6 @@ class SigmaModule(nn.Module):
             self.log_sigma = parameter
         else:
             self.free_sigma = parameter
-            self.register_load_state_dict_pre_hook(_read_the_name_of_0_1_0)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -94,12 +115,10 @@ class SigmaModule(nn.Module):
         if not self.learnable:
             return f"sigma={self.start:g}"
         sigma = torch.as_tensor(self.sigma).detach()
-        parts = [f"sigma={_span(sigma)}", "learnable=True"]
-        if sigma.numel() > 1:
-            parts.append(f"channels={sigma.numel()}")
-        if not self.constrain:
-            parts.append("constrain=False")
-        return ", ".join(parts)
+        return _with_options(
+            f"sigma={_span(sigma)}, learnable=True", channels=(sigma.numel(), 1),
+            channel_dim=(self.channel_dim, None), constrain=(self.constrain, True),
+        )  # fmt: skip
 
 
 def _check_start(module: nn.Module, sigma: object) -> float:
@@ -111,6 +130,19 @@ def _check_start(module: nn.Module, sigma: object) -> float:
     return functional.check_number("sigma", sigma)
 
 
+def _check_channels(channels: int, channel_dim: int | None) -> None:
+    for name, value in (("channels", channels), ("channel_dim", channel_dim)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral | None):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    if channels < 1:
+        raise ValueError(f"channels must be at least 1, got {channels}")
+    if channel_dim is None:
+        raise ValueError(
+            f"channels={channels} needs channel_dim, the dimension of the input with {channels} channels: "
+            f"{functional.CHANNEL_DIMS}"
+        )
+
+
 def _span(values: Tensor) -> str:
     """One value, or the least and the greatest of several; nothing where there is no memory to read."""
     if values.is_meta:
@@ -119,26 +151,20 @@ def _span(values: Tensor) -> str:
     return f"{least:g}" if f"{least:g}" == f"{greatest:g}" else f"{least:g}..{greatest:g}"
 
 
-def _read_the_name_of_0_1_0(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """The free parameter was called sigma, as the property is."""
-    if prefix + "sigma" in state:
-        state[prefix + "free_sigma"] = state.pop(prefix + "sigma")
-
-
 class IGLU(SigmaModule):
     """IGLU(x; sigma) = x (1/2 + arctan(sigma x)/pi), or IGLU-Approx with ``approximate="rational"``.
 
-    sigma = 0 is x/2 and sigma = inf is ReLU; see :func:`iglu.iglu` for ``inplace`` and ``save``.
+    ``torch.jit.script`` is not supported; ``torch.compile``, ``torch.export`` and ``torch.jit.trace`` are.
 
-    >>> IGLU(0.5)
-    IGLU(sigma=0.5)
-    >>> IGLU(5.0, learnable=True, approximate="rational", channels=16)
-    IGLU(sigma=5, learnable=True, channels=16, approximate='rational')
+    >>> IGLU(5.0)
+    IGLU(sigma=5)
+    >>> IGLU(5.0, learnable=True, channels=16, channel_dim=1)  # images: (batch, channels, height, width)
+    IGLU(sigma=5, learnable=True, channels=16, channel_dim=1)
     """
 
     def __init__(
         self,
-        sigma: float = 1.0,
+        sigma: float = DEFAULT_SIGMA,
         *,
         learnable: bool = False,
         approximate: Approximate = "none",
@@ -150,6 +176,25 @@ class IGLU(SigmaModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Hold sigma: fixed, or as a parameter.
+
+        Args:
+            sigma: How sharp the bend at 0 is, 5 by default: 0 gives x/2, ``math.inf`` gives ReLU.  A
+                learnable sigma starts at this value.
+            learnable: Make sigma a parameter.  It is ``log_sigma``, of shape (1,); ``module.sigma`` is the
+                value.  Exclude it from weight decay, see :func:`iglu.weight_decay_groups`.
+            approximate: "none" for the arctan gate, "rational" for IGLU-Approx, whose gate needs no arctan.
+            channels: Learn one sigma per channel; this many.  Needs ``learnable`` and ``channel_dim``.
+            channel_dim: The dimension of the input that the channels are counted along: 1 for images (batch,
+                channels, height, width), -1 for sequences (batch, time, channels).
+            inplace: Overwrite the input; see :func:`iglu.iglu` for what the gradient then needs.
+            save: What is kept for the backward pass, "input" or "output" (rational only), which saves memory
+                before a Linear; see :func:`iglu.iglu`.
+            constrain: Learn log sigma, which keeps sigma positive.  False learns sigma itself, in the
+                parameter ``free_sigma``, as the paper does; it may become negative.
+            device: The device of the learnable parameter; the default device of torch if None.
+            dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
+        """
         super().__init__(
             sigma, learnable=learnable, channels=channels, channel_dim=channel_dim,
             constrain=constrain, device=device, dtype=dtype,
@@ -174,10 +219,43 @@ class IGLU(SigmaModule):
 
 
 class IGLUGate(SigmaModule):
-    """The gate alone: the Cauchy distribution function Z, or Z_approx with ``approximate="rational"``."""
+    """The gate alone: Z(x; sigma) = 1/2 + arctan(sigma x)/pi, the distribution function of a Cauchy law, or
+    Z_approx with ``approximate="rational"``.
 
-    def __init__(self, sigma: float = 1.0, *, approximate: Approximate = "none", **options: Any) -> None:
-        super().__init__(sigma, **options)
+    >>> IGLUGate()(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([0.2500, 0.5000, 0.7500])
+    """
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        *,
+        learnable: bool = False,
+        approximate: Approximate = "none",
+        channels: int | None = None,
+        channel_dim: int | None = None,
+        constrain: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Hold sigma: fixed, or as a parameter.
+
+        Args:
+            sigma: How steep the gate is at 0, or where a learnable sigma starts: 0 gives 1/2 everywhere,
+                ``math.inf`` a step from 0 to 1.
+            learnable: Make sigma a parameter, as in :class:`iglu.IGLU`.
+            approximate: "none" for the arctan gate, "rational" for the gate of IGLU-Approx.
+            channels: Learn one sigma per channel; this many.  Needs ``learnable`` and ``channel_dim``.
+            channel_dim: The dimension of the input that the channels are counted along: 1 for images, -1 for
+                sequences (batch, time, channels).
+            constrain: Learn log sigma, which keeps sigma positive; False learns sigma itself.
+            device: The device of the learnable parameter; the default device of torch if None.
+            dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
+        """
+        super().__init__(
+            sigma, learnable=learnable, channels=channels, channel_dim=channel_dim,
+            constrain=constrain, device=device, dtype=dtype,
+        )  # fmt: skip
         functional.check_choice("approximate", approximate, FAMILIES)
         self.approximate: Approximate = approximate
 
@@ -191,22 +269,48 @@ class IGLUGate(SigmaModule):
 class IGLUGLU(SigmaModule):
     """IGLU(gate) * up of an input whose halves along ``dim`` are gate and up, gate first.
 
-    Like ``nn.GLU`` it has no weights of its own; channels, if learnable, are counted along ``dim``.
+    Like ``nn.GLU`` it has no weights of its own.
 
     >>> IGLUGLU()(torch.tensor([-1.0, 1.0, 2.0, 2.0]))
     tensor([-0.5000,  1.5000])
     """
 
     def __init__(
-        self, sigma: float = 1.0, *, dim: int = -1, approximate: Approximate = "none", **options: Any
+        self,
+        sigma: float = 1.0,
+        *,
+        dim: int = -1,
+        learnable: bool = False,
+        approximate: Approximate = "none",
+        channels: int | None = None,
+        constrain: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(sigma, channel_dim=dim, **options)
+        """Hold sigma: fixed, or as a parameter.
+
+        Args:
+            sigma: The sigma of IGLU(gate), or where a learnable sigma starts.
+            dim: The dimension that is split into gate and up; its size must be even.
+            learnable: Make sigma a parameter, as in :class:`iglu.IGLU`.
+            approximate: "none" for IGLU, "rational" for IGLU-Approx.
+            channels: Learn one sigma per channel of the gate along ``dim``, half the size of the input there.
+                Needs ``learnable``.
+            constrain: Learn log sigma, which keeps sigma positive; False learns sigma itself.
+            device: The device of the learnable parameter; the default device of torch if None.
+            dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
+        """
+        super().__init__(
+            sigma, learnable=learnable, channels=channels, channel_dim=dim,
+            constrain=constrain, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.channel_dim = None  # self.dim says it
         functional.check_choice("approximate", approximate, FAMILIES)
         self.dim = dim
         self.approximate: Approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        if plain.shape_of(x)[self.dim] % 2:
+        if reference.shape_of(x)[self.dim] % 2:
             raise ValueError(f"IGLUGLU needs an even size along dimension {self.dim}, got {tuple(x.shape)}")
         # along the last dimension the halves are used where they are
         gate, up = (x, None) if self.dim in (-1, x.dim() - 1) else x.chunk(2, self.dim)
@@ -224,7 +328,9 @@ class ScaledGELU(SigmaModule):
 
 
 class XATLU(nn.Module):
-    """xATLU (Huang, 2024): x ((1 + 2 alpha) Z(x) - alpha), its range expanded by a learned alpha."""
+    """xATLU (Huang, 2024): x ((1 + 2 alpha) Z(x; 1) - alpha), its range expanded by a learned alpha."""
+
+    __prepare_scriptable__ = _refuse_script
 
     def __init__(
         self,
@@ -243,7 +349,7 @@ class XATLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         alpha = self.alpha.to(x.dtype)
-        return (1 + 2 * alpha) * functional.iglu(x) - alpha * x
+        return (1 + 2 * alpha) * functional.iglu(x, 1.0) - alpha * x
 
 
 class Squareplus(nn.Module):
@@ -261,13 +367,21 @@ class Squareplus(nn.Module):
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups for an optimizer: the shape parameters of activations (sigma, alpha, the
-    slope of PReLU) without weight decay, which would pull them to 0, and all others with it.
+    """Two parameter groups for an optimizer: the parameters of activations (log sigma, alpha, the slope of
+    PReLU) without weight decay, all others with it.  Weight decay would pull log sigma to 0, that is sigma
+    to 1.
 
-    >>> groups = weight_decay_groups(nn.Sequential(nn.Linear(2, 2), IGLU(learnable=True)), 0.1)
+    Args:
+        model: The model, after any :func:`iglu.swap`, which adds parameters.
+        weight_decay: The weight decay of the other parameters, a number >= 0.
+
+    >>> groups = weight_decay_groups(nn.Sequential(nn.Linear(2, 2), IGLU(5.0, learnable=True)), 0.1)
     >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
     [(2, 0.1), (1, 0.0)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not its parameters, got {type(model).__name__}")
+    functional.check_number("weight_decay", weight_decay)
     exempt = {id(parameter) for parameter in shape_parameters(model)}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
@@ -279,8 +393,15 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
 def shape_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters that shape an activation, of every activation in the model."""
     for module in model.modules():
-        if isinstance(module, SigmaModule | XATLU | XIELU | nn.PReLU):
-            yield from module.parameters(recurse=False)
+        if is_known(module):
+            yield from module.parameters()
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether it is one of our activations or one that a row of the zoo makes."""
+    from iglu.zoo import row_of  # which imports this module
+
+    return isinstance(module, SigmaModule) or row_of(type(module)) is not None
 
 
 def _with_options(text: str, **options: tuple[Any, Any]) -> str:

@@ -28,7 +28,7 @@ def worst_ulp(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> flo
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
-@pytest.mark.parametrize("kind", ["value", "gate", "slope", "by_sigma"])
+@pytest.mark.parametrize("kind", ["value", "gate", "df_dx", "df_dsigma"])
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float64, marks=truth.needs_extended), torch.float32, *HALVES]
@@ -36,9 +36,9 @@ def worst_ulp(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> flo
 def test_every_result_is_right_to_a_few_ulp(dtype, approximate, kind, sigma):
     x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
     # sigma is given in float64 and rounded to the precision of the computation by the truth's side too
-    if kind == "by_sigma" and dtype != torch.float64:
+    if kind == "df_dsigma" and dtype != torch.float64:
         sigma = float(np.float32(sigma))
-    assert worst_ulp(kind, x, sigma, approximate) <= TOLERANCE[dtype][kind in ("slope", "by_sigma")]
+    assert worst_ulp(kind, x, sigma, approximate) <= TOLERANCE[dtype][kind in ("df_dx", "df_dsigma")]
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -55,8 +55,8 @@ def test_output_never_decreases_over_all_half_precision_values(dtype, approximat
 def test_gradient_is_positive_wherever_it_can_be_represented(dtype, approximate, sigma):
     x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
     x = x[x.isfinite()]
-    slope = truth.evaluate("slope", x, sigma, approximate)
-    expected = truth.TRUTH[approximate, "slope"](truth.extended(x), sigma)
+    slope = truth.evaluate("df_dx", x, sigma, approximate)
+    expected = truth.TRUTH[approximate, "df_dx"](truth.extended(x), sigma)
     representable = torch.from_numpy(expected >= torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
     assert (slope[representable] > 0).all()
     assert (slope >= 0).all()
@@ -74,7 +74,7 @@ def test_infinities_and_nan_follow_the_limits(dtype, approximate, sigma):
     assert value[1] == torch.inf
     assert value[2].isnan()
     gate = truth.evaluate("gate", x, sigma, approximate)
-    slope = truth.evaluate("slope", x, sigma, approximate)
+    slope = truth.evaluate("df_dx", x, sigma, approximate)
     for limit in (gate, slope):
         assert limit[0] == 0
         assert limit[1] == 1
@@ -115,12 +115,12 @@ def test_the_summed_sigma_gradient_is_accurate_relative_to_its_terms(dtype, appr
     grad = torch.randn(100_000, generator=generator).to(dtype)
     sigma = torch.tensor(0.7, requires_grad=True)
     (by_sigma,) = torch.autograd.grad(iglu.iglu(x, sigma, approximate=approximate), sigma, grad)
-    terms = truth.extended(grad) * truth.TRUTH[approximate, "by_sigma"](truth.extended(x), sigma.item())
+    terms = truth.extended(grad) * truth.TRUTH[approximate, "df_dsigma"](truth.extended(x), sigma.item())
     assert abs(float(by_sigma) - float(terms.sum())) <= 1e-6 * float(np.abs(terms).sum())
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-@pytest.mark.parametrize("kind", ["value", "slope", "by_sigma", "curvature"])
+@pytest.mark.parametrize("kind", ["value", "df_dx", "df_dsigma", "d2f_dx2"])
 def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
     with mpmath.workdps(40):
         sigma = mpmath.mpf(0.7)
@@ -136,11 +136,11 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
             x = mpmath.mpf(point)
             expected = {
                 "value": lambda x=x: function(x, sigma),
-                "slope": lambda x=x: mpmath.diff(
+                "df_dx": lambda x=x: mpmath.diff(
                     lambda v: function(v, sigma), x, h=abs(x) * mpmath.mpf(10) ** -18
                 ),
-                "by_sigma": lambda x=x: mpmath.diff(lambda s: function(x, s), sigma),
-                "curvature": lambda x=x: mpmath.diff(
+                "df_dsigma": lambda x=x: mpmath.diff(lambda s: function(x, s), sigma),
+                "d2f_dx2": lambda x=x: mpmath.diff(
                     lambda v: function(v, sigma), x, 2, h=abs(x) * mpmath.mpf(10) ** -12
                 ),
             }[kind]()
@@ -151,11 +151,11 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
 
 @truth.needs_compiler
 @pytest.mark.parametrize("approximate", FAMILIES)
-@pytest.mark.parametrize("kind", ["value", "slope"])
+@pytest.mark.parametrize("kind", ["value", "df_dx"])
 def test_compiled_results_keep_the_promise(kind, approximate):
     torch._dynamo.reset()
     x = truth.spread(torch.float32, 50_000).requires_grad_()
     y = torch.compile(lambda x: iglu.iglu(x, 0.7, approximate=approximate), fullgraph=True)(x)
     result = y.detach() if kind == "value" else torch.autograd.grad(y, x, torch.ones_like(y))[0]
     expected = truth.TRUTH[approximate, kind](truth.extended(x), 0.7)
-    assert truth.ulp_errors(result, expected).max() <= TOLERANCE[torch.float32][kind == "slope"]
+    assert truth.ulp_errors(result, expected).max() <= TOLERANCE[torch.float32][kind == "df_dx"]

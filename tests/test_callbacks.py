@@ -82,8 +82,8 @@ def test_the_units_of_an_image_are_its_channels_and_iglu_has_no_dead_ones() -> N
     assert monitor.metrics()["tails/dead/3"] == 0.0
 
 
-def test_a_sigma_a_channel_is_told_by_mean_and_ends() -> None:
-    model = nn.Sequential(iglu.IGLU(2.0, learnable=True, channels=3))
+def test_a_sigma_per_channel_is_logged_as_mean_minimum_and_maximum() -> None:
+    model = nn.Sequential(iglu.IGLU(2.0, learnable=True, channels=3, channel_dim=-1))
     with torch.no_grad():
         model[0].log_sigma.copy_(torch.tensor([1.0, 2.0, 6.0]).log())
     monitor = TailMonitor(model)
@@ -127,7 +127,7 @@ def test_nothing_is_left_behind_and_nothing_random_is_drawn(fails: bool) -> None
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_turns_of_a_loop_are_layers_here_too() -> None:
+def test_calls_in_a_loop_are_layers_here_too() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -153,6 +153,9 @@ def test_inputs_that_are_all_equal_have_no_index_and_spoil_nothing() -> None:
     assert monitor.metrics() == {"tails/dead/0": 0.0}
     with pytest.raises(ValueError, match="k must be from 1 to keep - 1 = 2047, got 0"):
         TailMonitor(monitor.model, k=0)
+    with pytest.raises(ValueError, match="keep must be at least 2, got 1"):
+        TailMonitor(monitor.model, keep=1)
+    TailMonitor(monitor.model, k=1, keep=2)
 
 
 # -- transformers' Trainer -------------------------------------------------------------------------
@@ -233,6 +236,7 @@ def test_trainers_callback_is_one_of_transformers_and_refuses_nonsense() -> None
     from iglu.integrations.transformers import TailCallback
 
     assert issubclass(TailCallback, TrainerCallback)
+    assert (TailCallback(None).every, TailCallback(None, every=1).every) == (100, 1)
     with pytest.raises(ValueError, match="every must be at least 1, got 0"):
         TailCallback(None, every=0)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -302,3 +306,13 @@ def test_lightning_takes_accumulated_batches_as_one_sample(tmp_path: Path) -> No
     train_lightning(tmp_path / "one", 3, k=100)
     two, one = (float(rows_of(tmp_path / name)[0]["tails/gaussian/net.1"]) for name in ("two", "one"))
     assert two > one  # k = 100 of 320 values and of 160
+
+
+def test_lightnings_callback_takes_every_from_1_on_and_100_by_default() -> None:
+    pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from iglu.integrations.lightning import TailCallback
+
+    assert TailCallback().every == 100
+    assert TailCallback(every=1, k=5).options == {"k": 5}
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        TailCallback(every=0)

@@ -25,7 +25,9 @@ def _model(approximate="none", **options):
 
 @needs_compiler
 @both
-@pytest.mark.parametrize("options", [{}, {"learnable": True}, {"learnable": True, "channels": 8}])
+@pytest.mark.parametrize(
+    "options", [{}, {"learnable": True}, {"learnable": True, "channels": 8, "channel_dim": 1}]
+)
 def test_compile_gives_the_eager_values_and_gradients_in_one_graph(approximate, options):
     torch._dynamo.reset()
     eager = _model(approximate, **options)

@@ -66,10 +66,10 @@ def test_it_is_a_bijection_from_the_line_to_above_the_floor(approximate):
     y = transform(x)
     assert (y.diff() > 0).all()
     torch.testing.assert_close(transform.inv(y), x, rtol=1e-9, atol=1e-12)
-    log_slope = transform.log_abs_det_jacobian(x, y)
-    torch.testing.assert_close(transform.inv.log_abs_det_jacobian(y, x), -log_slope)
+    log_derivative = transform.log_abs_det_jacobian(x, y)
+    torch.testing.assert_close(transform.inv.log_abs_det_jacobian(y, x), -log_derivative)
     slopes = torch.func.vmap(torch.func.grad(transform))(x)
-    torch.testing.assert_close(log_slope.exp(), slopes, rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_derivative.exp(), slopes, rtol=1e-12, atol=0)
 
 
 def test_the_cache_returns_the_very_x_that_was_given():

@@ -95,7 +95,7 @@ def test_the_bounds_are_tight_up_to_rounding(dtype, approximate):
         true = truth.TRUTH[approximate, "value"](truth.extended(x), 0.7)
         assert (np.abs(truth.extended(found.above(x)) - true) <= 60 * eps * reach).all()
     # and its slope is one that f has between them, however short it is
-    slopes = [truth.TRUTH[approximate, "slope"](truth.extended(x), 0.7) for x in (low, high)]
+    slopes = [truth.TRUTH[approximate, "df_dx"](truth.extended(x), 0.7) for x in (low, high)]
     assert (truth.extended(found.above.slope) >= slopes[0] * (1 - 20 * eps)).all()
     assert (truth.extended(found.above.slope) <= slopes[1] * (1 + 20 * eps)).all()
     middle = (low.double() + high.double()) / 2
@@ -159,6 +159,14 @@ def test_the_limits_of_sigma_are_a_line_and_relu():
     torch.testing.assert_close(relu.above.intercept, torch.tensor([0.75, 0.75, 0, 0]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("sigma", [0, math.inf])
+def test_bounds_at_the_limits_of_sigma_have_small_gradients(sigma):
+    low = torch.tensor([-1.0, -2.0, 0.0], requires_grad=True)  # with 0 at the midpoint, inside and as an end
+    found = iglu.bounds(low, torch.tensor([1.0, 3.0, 0.0]), sigma)
+    (by_low,) = torch.autograd.grad(sum(each.sum() for each in tensors(found)), low)
+    assert by_low.abs().max() < 10
+
+
 def tensors(found):
     return *found[:2], *found.below, *found.above
 
@@ -180,7 +188,7 @@ def test_one_sigma_a_channel_and_gradients_for_certified_training():
 
 def test_misuse_is_named():
     one = torch.ones(2)
-    with pytest.raises(ValueError, match="low must be at most high"):
+    with pytest.raises(ValueError, match="low must be <= high"):
         iglu.bounds(one, -one)
     with pytest.raises(
         ValueError, match=r"high must have low's shape and dtype, \(2,\) torch.float32, got \(3,\)"

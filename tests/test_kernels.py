@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import iglu
 from iglu import kernels
-from iglu.kernels import cpu, gpu, plain, record
+from iglu.kernels import autograd, native, reference
 
 from truth import needs_compiler, needs_loops
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FAMILIES = ("none", "rational")
-BACKENDS = [pytest.param("native", marks=needs_loops), "plain"]
+BACKENDS = [pytest.param("native", marks=needs_loops), "reference"]
 
 
 def _fell_through(*_):
@@ -29,16 +29,16 @@ def _fell_through(*_):
 def the_loops_alone():
     """A call or a backward pass that falls through to the formulas raises."""
     with iglu.backend("native"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain, "forward", _fell_through)
-        patch.setattr(record, "differentiable_gradients", _fell_through)
-        patch.setattr(record, "differentiable_twice", _fell_through)
+        patch.setattr(reference, "forward", _fell_through)
+        patch.setattr(autograd, "differentiable_gradients", _fell_through)
+        patch.setattr(autograd, "differentiable_double_backward", _fell_through)
         yield
 
 
 def by_both(function, leaves, grad=None, **options):
     """[result, gradients...] by the loops alone, and by the formulas in float64."""
     found = []
-    for context, dtype in ((the_loops_alone(), None), (iglu.backend("plain"), torch.float64)):
+    for context, dtype in ((the_loops_alone(), None), (iglu.backend("reference"), torch.float64)):
         with context:
             # a sigma of float32 would round its own gradient
             of = dtype or (torch.float64 if leaves[0].dtype == torch.float64 else None)
@@ -182,7 +182,7 @@ def test_the_sigma_gradient_does_not_depend_on_the_number_of_threads(approximate
             torch.set_num_threads(threads)
             sigma = torch.full((7,) if channels else (), 0.7, requires_grad=True)
             with the_loops_alone():
-                y = iglu.iglu(x, sigma, approximate=approximate)
+                y = iglu.iglu(x, sigma, approximate=approximate, channel_dim=1)
                 found.append(torch.autograd.grad(y.sum(), sigma)[0])
     finally:
         torch.set_num_threads(before)
@@ -341,7 +341,7 @@ def test_what_is_kept_is_the_same_whichever_kernels_serve():
                 iglu.iglu(x, sigma, approximate="rational", save="output")
         return [(tuple(each.shape), each.dtype) for each in found]
 
-    expected = kept(iglu.backend("plain"))
+    expected = kept(iglu.backend("reference"))
     assert kept(contextlib.nullcontext()) == expected
     assert kept(Watch()) == expected
 
@@ -349,7 +349,7 @@ def test_what_is_kept_is_the_same_whichever_kernels_serve():
 def test_a_function_has_one_name_in_every_graph():
     x = torch.randn(3, requires_grad=True)
     names = set()
-    for context in (contextlib.nullcontext(), iglu.backend("plain"), Watch()):
+    for context in (contextlib.nullcontext(), iglu.backend("reference"), Watch()):
         with context:
             names.add(type(iglu.iglu(x, 0.7).grad_fn).__name__)
     assert names == {"IgluBackward"}
@@ -360,9 +360,9 @@ def test_inference_mode_and_parameters_are_served():
         x = torch.randn(5)
         y = iglu.iglu(x, 0.7)
         assert y.is_inference()
-        with iglu.backend("plain"):
+        with iglu.backend("reference"):
             torch.testing.assert_close(y, iglu.iglu(x, 0.7))
-    if cpu.loops is not None:
+    if native.loops is not None:
         found = by_both(iglu.iglu, (torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.ones(1))))
         assert_same(found, torch.float32)
 
@@ -635,29 +635,37 @@ def test_compiled_autograd_traces_the_gradient_of_a_gradient_too():
 @needs_loops
 def test_explain_says_which_kernels_serve_and_why():
     with iglu.backend("auto"):
-        assert iglu.explain(torch.ones(3)) == f"native: {cpu.loops.capability()} loops"
+        assert iglu.explain(torch.ones(3)) == f"native: {native.loops.capability()} loops"
         assert iglu.explain(torch.ones(4, 4)[:, ::2]).startswith("native: ")
         assert (
-            iglu.explain(torch.ones(3, device="meta"))
-            == "plain: x is on meta, and the native kernels run on the CPU"
+            iglu.explain(torch.ones(3, device="meta")) == "reference: expected a CPU tensor, got one on meta"
         )
         assert "int64" in iglu.explain(torch.ones(3, dtype=torch.int64))
         assert "layout torch.sparse_coo" in iglu.explain(torch.ones(3).to_sparse())
-        assert "no tensor but list" in iglu.explain([1.0])
+        assert "expected a Tensor, got list" in iglu.explain([1.0])
         assert torch.func.vmap(lambda x: x * ("transform" in iglu.explain(x)))(torch.ones(2)).min() == 1
-    with iglu.backend("plain"):
-        assert iglu.explain(torch.ones(3)) == "plain: asked for by name"
+    with iglu.backend("reference"):
+        assert iglu.explain(torch.ones(3)) == "reference: selected by name"
+
+
+def test_a_call_is_offered_to_the_native_kernels_once(monkeypatch):
+    offered = []
+    decline = autograd.Kernels(*[lambda *call: offered.append(call)] * 3)
+    monkeypatch.setitem(autograd.KERNELS, "native", decline)
+    token = kernels.current.set(kernels.Backend("auto", decline.forward))
+    for call in (iglu.iglu, iglu.iglu_gate, iglu.iglu_glu):
+        call(torch.ones(4))
+    kernels.current.reset(token)
+    assert [operation for operation, *_ in offered] == ["value", "gate", "glu"]
 
 
 @needs_loops
-def test_a_named_backend_that_cannot_serve_raises():
+def test_a_named_backend_that_does_not_support_a_call_raises():
     x = torch.randn(4, dtype=torch.complex64).conj().imag
     for options in ({}, {"inplace": True}, {"approximate": "rational", "save": "output"}):
         with (
             iglu.backend("native"),
-            pytest.raises(
-                RuntimeError, match="'native' cannot serve this call: x is no ordinary dense tensor"
-            ),
+            pytest.raises(RuntimeError, match="'native' does not support this call: expected a dense"),
         ):
             iglu.iglu(x, **options)
 
@@ -672,63 +680,66 @@ def test_what_needs_no_kernels_is_served_where_kernels_are_named():
 
 def test_an_unknown_backend_is_named_with_the_choice():
     with (
-        pytest.raises(ValueError, match="'auto', 'native', 'triton', 'plain', got 'cuda'"),
+        pytest.raises(ValueError, match="'auto', 'native', 'triton', 'reference', got 'cuda'"),
         iglu.backend("cuda"),
     ):
         pass
 
 
 def test_a_missing_backend_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(cpu, "loops", None)
-    monkeypatch.setattr(cpu, "why_none", "the loops (iglu._kernels) were not built: no compiler")
-    with pytest.raises(RuntimeError, match=r"no compiler\. To get it: pip install"), iglu.backend("native"):
-        pass
-    monkeypatch.setattr(gpu, "why_none", lambda: "torch sees no GPU")
+    monkeypatch.setattr(native, "loops", None)
+    monkeypatch.setattr(native, "unavailable_reason", "the loops (iglu._kernels) were not built: no compiler")
     with (
-        pytest.raises(RuntimeError, match="'triton' cannot serve: torch sees no GPU"),
+        pytest.raises(RuntimeError, match=r"no compiler\. To enable it: pip install"),
+        iglu.backend("native"),
+    ):
+        pass
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with (
+        pytest.raises(RuntimeError, match="'triton' is not available: torch finds no GPU"),
         iglu.backend("triton"),
     ):
         pass
 
 
 def test_the_backend_returns_to_what_it_was_after_an_error():
-    before = kernels.chosen.get()
-    with pytest.raises(KeyError), iglu.backend("plain"):
+    before = kernels.current.get()
+    with pytest.raises(KeyError), iglu.backend("reference"):
         raise KeyError
-    assert kernels.chosen.get() is before
+    assert kernels.current.get() is before
 
 
 def test_each_thread_has_its_own_backend():
-    process = kernels.chosen.get().name
+    process = kernels.current.get().name
     found, inside, leave = {}, threading.Event(), threading.Event()
 
     def choose():
-        found["new thread"] = kernels.chosen.get().name
-        with iglu.backend("plain"):
+        found["new thread"] = kernels.current.get().name
+        with iglu.backend("reference"):
             inside.set()
             leave.wait(10)
-            found["chosen"] = kernels.chosen.get().name
-        found["after"] = kernels.chosen.get().name
+            found["chosen"] = kernels.current.get().name
+        found["after"] = kernels.current.get().name
 
-    with iglu.backend("plain"):
+    with iglu.backend("reference"):
         thread = threading.Thread(target=choose)
         thread.start()
         inside.wait(10)
-    found["here"] = kernels.chosen.get().name
+    found["here"] = kernels.current.get().name
     leave.set()
     thread.join()
-    assert found == {"new thread": process, "chosen": "plain", "after": process, "here": process}
+    assert found == {"new thread": process, "chosen": "reference", "after": process, "here": process}
 
 
 @needs_loops
 def test_the_backward_pass_uses_what_its_forward_pass_used(monkeypatch):
     x = torch.randn(3, requires_grad=True)
-    with iglu.backend("plain"):
+    with iglu.backend("reference"):
         by_formulas = iglu.iglu(x, 0.7)
     with iglu.backend("native"):
         by_loops = iglu.iglu(x, 0.7)
-    monkeypatch.setattr(record, "differentiable_gradients", _fell_through)
-    with iglu.backend("plain"):
+    monkeypatch.setattr(autograd, "differentiable_gradients", _fell_through)
+    with iglu.backend("reference"):
         by_loops.sum().backward()
     with pytest.raises(AssertionError, match="not served"):
         by_formulas.sum().backward()

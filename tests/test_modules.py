@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import iglu
+from iglu.distributions import IGLUTransform
 from iglu.modules import XATLU, ScaledGELU, Squareplus
-
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 @pytest.mark.parametrize("approximate", ["none", "rational"])
@@ -41,7 +39,7 @@ def test_learnable_sigma_is_a_one_dimensional_latent_by_default():
     module = iglu.IGLU(5.0, learnable=True)
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {"log_sigma": (1,)}
     assert module.sigma.item() == pytest.approx(5.0, rel=1e-6)
-    free = iglu.IGLU(5.0, learnable=True, constrain=False, channels=3)
+    free = iglu.IGLU(5.0, learnable=True, constrain=False, channels=3, channel_dim=1)
     assert {name: tuple(p.shape) for name, p in free.named_parameters()} == {"free_sigma": (3,)}
     assert free.sigma.tolist() == [5.0] * 3
 
@@ -71,7 +69,7 @@ def test_training_moves_sigma_towards_the_data(constrain):
     "make",
     [
         lambda: iglu.IGLU(0.3),
-        lambda: iglu.IGLU(0.3, learnable=True, approximate="rational", channels=4),
+        lambda: iglu.IGLU(0.3, learnable=True, approximate="rational", channels=4, channel_dim=1),
         lambda: iglu.IGLU(0.3, learnable=True, constrain=False),
         lambda: iglu.IGLUGate(0.3, learnable=True),
         lambda: iglu.IGLUGLU(0.3, learnable=True),
@@ -103,28 +101,70 @@ def test_the_text_of_a_learnable_module_shows_what_it_is_now():
     with torch.no_grad():
         module.log_sigma.fill_(math.log(2.0))
     assert repr(module) == "IGLU(sigma=2, learnable=True)"
-    free = iglu.IGLU(0.5, learnable=True, constrain=False, channels=2)
+    free = iglu.IGLU(0.5, learnable=True, constrain=False, channels=2, channel_dim=-1)
     with torch.no_grad():
         free.free_sigma[1] = 3
-    assert repr(free) == "IGLU(sigma=0.5..3, learnable=True, channels=2, constrain=False)"
+    assert repr(free) == "IGLU(sigma=0.5..3, learnable=True, channels=2, channel_dim=-1, constrain=False)"
     assert repr(iglu.IGLU(0.5, learnable=True, device="meta")) == "IGLU(sigma=?, learnable=True)"
 
 
-def test_channels_are_found_where_only_one_dimension_fits_and_asked_for_where_two_do():
-    module = iglu.IGLU(0.7, learnable=True, channels=5)
+@pytest.mark.parametrize("make", [iglu.IGLU, iglu.IGLUGate, ScaledGELU])
+def test_a_module_with_channels_is_told_their_dimension_when_it_is_made(make):
+    with pytest.raises(ValueError, match=r"channels=16 needs channel_dim") as caught:
+        make(0.7, learnable=True, channels=16)
+    assert "1 for images" in str(caught.value)
+    assert "-1 for sequences" in str(caught.value)
+
+
+@pytest.mark.parametrize(("channel_dim", "shape"), [(-1, "{0} {1} 5"), (1, "{0} 5 {1}")])
+def test_one_sigma_per_channel_works_at_every_batch_size_and_length(channel_dim, shape):
+    module = iglu.IGLU(0.7, learnable=True, channels=5, channel_dim=channel_dim, dtype=torch.float64)
     with torch.no_grad():
         module.log_sigma.copy_(torch.randn(5))
-    sigma = module.sigma.detach()
-    for shape, channel_dim in (((2, 5, 7), 1), ((2, 7, 5), -1), ((3, 5), 1), ((5,), 0), ((2, 5, 3, 3), 1)):
-        x = torch.randn(shape)
-        torch.testing.assert_close(module(x), iglu.iglu(x, sigma, channel_dim=channel_dim))
-    x = torch.randn(2, 5, 5)
-    with pytest.raises(ValueError, match="say channel_dim=1 or channel_dim=-1"):
-        module(x)
-    module.channel_dim = -1
-    torch.testing.assert_close(module(x), iglu.iglu(x, sigma, channel_dim=-1))
-    with pytest.raises(ValueError, match=r"along dimension 1 or the last \(or along channel_dim\), got 5"):
-        iglu.iglu(torch.randn(2, 3, 4), sigma)
+    for batch in (1, 5, 6):
+        for length in (1, 4, 5, 6):
+            x = torch.randn([int(size) for size in shape.format(batch, length).split()], dtype=torch.float64)
+            u = x * module.sigma.view(-1, *[1] * (channel_dim % 3 == 1))
+            torch.testing.assert_close(module(x), x * (0.5 + torch.atan(u) / math.pi))
+
+
+def test_the_function_does_not_guess_the_dimension_of_the_channels():
+    """Else a call would depend on the length of a batch: (batch, 16, 16) has two dimensions that fit."""
+    sigma = torch.rand(16)
+    for length in (15, 16):
+        x = torch.randn(2, length, 16)
+        with pytest.raises(ValueError, match=r"needs channel_dim: 1 for images .*, -1 for sequences"):
+            iglu.iglu(x, sigma)
+        last = torch.stack([iglu.iglu(x[..., i], sigma[i].item()) for i in range(16)], -1)
+        torch.testing.assert_close(iglu.iglu(x, sigma, channel_dim=-1), last)
+    rows = torch.randn(16, 16)
+    torch.testing.assert_close(iglu.iglu(rows, sigma), iglu.iglu(rows, sigma, channel_dim=-1))
+
+
+def test_the_default_sigma_is_5_where_runs_support_it_and_1_elsewhere():
+    x = torch.linspace(-3, 3, 31, dtype=torch.float64)
+
+    def gate(sigma):
+        return 0.5 + torch.atan(sigma * x) / math.pi
+
+    for of_5 in (iglu.iglu(x), iglu.IGLU()(x), iglu.create("iglu")(x)):
+        torch.testing.assert_close(of_5, x * gate(5))
+    u = 5 * x
+    torch.testing.assert_close(iglu.create("iglu_approx")(x), x * (0.5 + u / (2 * (1 + u.abs()))))
+    assert iglu.gain() == iglu.gain(5.0) != iglu.gain(1.0)
+    assert iglu.create("iglu:learnable").sigma.item() == pytest.approx(5.0)
+    for of_1 in (iglu.iglu_gate(x), iglu.IGLUGate()(x), iglu.create("z")(x)):
+        torch.testing.assert_close(of_1, gate(1))
+    pair = torch.cat([x, x])
+    for of_1 in (iglu.iglu_glu(pair), iglu.IGLUGLU()(pair), x * iglu.create("atlu")(x)):
+        torch.testing.assert_close(of_1, x * x * gate(1))
+    torch.testing.assert_close(XATLU(0.3, dtype=torch.float64)(x), x * (1.6 * gate(1) - 0.3))
+    torch.testing.assert_close(iglu.iglu_inverse(x * gate(1)), x)
+    torch.testing.assert_close(iglu.iglu_log_derivative(x), (gate(1) + x / (math.pi * (1 + x * x))).log())
+    torch.testing.assert_close(iglu.bounds(x, x).high, x * gate(1))
+    torch.testing.assert_close(IGLUTransform()(x), x * gate(1))
+    torch.testing.assert_close(iglu.create("gelu_a")(x), F.gelu(x))
+    torch.testing.assert_close(iglu.gelu_scaled(x), F.gelu(x))
 
 
 # -- what others do with modules -------------------------------------------------------------------
@@ -133,7 +173,7 @@ TRACED = {
     "fixed": lambda: iglu.IGLU(0.7),
     "learnable": lambda: iglu.IGLU(0.7, learnable=True),
     "free": lambda: iglu.IGLU(0.7, learnable=True, constrain=False),
-    "channels": lambda: iglu.IGLU(0.7, learnable=True, channels=4, approximate="rational"),
+    "channels": lambda: iglu.IGLU(0.7, learnable=True, channels=4, channel_dim=-1, approximate="rational"),
     "output": lambda: iglu.IGLU(0.7, approximate="rational", save="output"),
     "gate": lambda: iglu.IGLUGate(0.7, learnable=True),
     "pair": lambda: iglu.IGLUGLU(0.7, learnable=True),
@@ -162,6 +202,13 @@ def test_a_trace_can_be_saved_and_loaded_without_this_library(kind):
         torch.autograd.grad(traced(leaf).sum(), leaf), torch.autograd.grad(module(leaf).sum(), leaf),
         rtol=1e-4, atol=1e-5,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [*TRACED.values(), ScaledGELU, XATLU])
+def test_jit_script_fails_with_one_error_that_says_what_to_use(make):
+    for model in (make(), nn.Sequential(nn.Linear(4, 4), make())):
+        with pytest.raises(NotImplementedError, match=r"torch\.jit\.script does not support .*torch\.export"):
+            torch.jit.script(model)
 
 
 @pytest.mark.parametrize("constrain", [True, False])
@@ -195,23 +242,6 @@ def test_symbolic_tracing_keeps_a_learnable_sigma():
         dict(traced.named_parameters())["1.log_sigma"].add_(1)
     x = torch.randn(2, 3)
     torch.testing.assert_close(traced(x), model(x))
-
-
-def test_state_dicts_of_0_1_0_load():
-    """As they were written by that version, from the seeds of tests/fixtures/README.md."""
-    for name, make in {
-        "log_sigma": lambda: iglu.IGLU(2.0, learnable=True),
-        "channels": lambda: iglu.IGLU(2.0, learnable=True, channels=3),
-        "free": lambda: iglu.IGLU(2.0, learnable=True, constrain=False),
-        "fixed": lambda: iglu.IGLU(0.5),
-        "pair": lambda: iglu.IGLUGLU(2.0, learnable=True, constrain=False),
-    }.items():
-        state = torch.load(FIXTURES / f"state_{name}.pt", weights_only=True)
-        values = [each.clone() for each in state.values()]
-        model = nn.Sequential(nn.Linear(3, 3), make())
-        model.load_state_dict(state)
-        assert [torch.equal(*pair) for pair in zip(model.state_dict().values(), values, strict=True)]
-        assert len(values) == len(list(model.parameters()))
 
 
 def test_half_precision_modules_keep_half_precision_activations():
@@ -263,7 +293,11 @@ def test_relatives_are_what_their_papers_say():
         (lambda: iglu.IGLU(-1), ValueError, "sigma must be >= 0, got -1"),
         (lambda: iglu.IGLU(0, learnable=True), ValueError, "starts above 0 and below inf, got 0"),
         (lambda: iglu.IGLU(channels=4), ValueError, "channels=4 needs learnable=True"),
-        (lambda: iglu.IGLU(learnable=True, channels=0), ValueError, "at least 1, got 0"),
+        (lambda: iglu.IGLU(learnable=True, channels=0, channel_dim=1), ValueError, "at least 1, got 0"),
+        (lambda: iglu.IGLU(learnable=True, channels=8.0, channel_dim=1), TypeError, "an integer, got 8.0"),
+        (lambda: iglu.IGLU(learnable=True, channels=8, channel_dim="1"), TypeError, "an integer, got '1'"),
+        (lambda: iglu.IGLU(learnable=True, dtype=torch.int32), TypeError, "floating-point .* torch.int32"),
+        (lambda: iglu.IGLU("0.5"), TypeError, r"sigma must be a number >= 0, got '0.5'$"),
         (lambda: iglu.IGLU(approximate="tanh"), ValueError, "got 'tanh'"),
         (lambda: iglu.IGLU(approximate="rational", save="all"), ValueError, "got 'all'"),
         (lambda: iglu.IGLU(save="output"), ValueError, "save='output' needs approximate='rational'"),
@@ -293,3 +327,16 @@ def test_weight_decay_spares_the_shape_of_activations():
     }
     assert len(decayed["params"]) == 4
     torch.optim.AdamW([decayed, spared])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((nn.Linear(2, 2).parameters(), 0.1), TypeError, "must be an nn.Module, .* got generator"),
+        ((nn.Linear(2, 2), -0.1), ValueError, "weight_decay must be >= 0, got -0.1"),
+        ((nn.Linear(2, 2), "0.1"), TypeError, "weight_decay must be a number >= 0, got '0.1'"),
+    ],
+)
+def test_weight_decay_groups_refuse_what_an_optimizer_would_choke_on_later(arguments, error, message):
+    with pytest.raises(error, match=message):
+        iglu.weight_decay_groups(*arguments)

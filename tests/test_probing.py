@@ -13,9 +13,15 @@ from torch.nn import functional as F
 import iglu
 from iglu.probing import probe
 from iglu.probing import sigma as probing_sigma
+from iglu.probing.layers import default_k
 from iglu.probing.stream import Stream
-from iglu.swapping import swap
-from iglu.tails import hill
+from iglu.probing.table import COLUMNS, cells
+from iglu.surgery import swap
+from iglu.tails import hill, moment
+from iglu.tails.fits import chi_square_range
+
+# Most models here are fresh, which suggest_sigma warns about.
+pytestmark = pytest.mark.filterwarnings("ignore:The model looks untrained")
 
 
 class Functional(nn.Module):
@@ -107,12 +113,12 @@ class Loop(nn.Module):
 
 
 @pytest.mark.parametrize("act", [nn.GELU(), F.gelu], ids=["module", "function"])
-def test_the_turns_of_a_loop_are_layers_of_their_own(act):
+def test_the_calls_of_a_loop_are_separate_layers(act):
     found = probe(Loop(act), [inputs(seed=seed) for seed in range(2)])
     assert [layer.name for layer in found.layers] == ["act", "act 2", "act 3"]
     assert [layer.calls for layer in found.layers] == [2, 2, 2]
     for turn, layer in enumerate(found.layers):
-        assert layer.scale == pytest.approx(10**turn, rel=0.1)
+        assert layer.robust_sd == pytest.approx(10**turn, rel=0.1)
         assert layer.n == 2 * 500 * 8
         # of a Gaussian, not of a mixture of three
         assert layer.index().verdict == "like"
@@ -123,7 +129,7 @@ def test_the_turns_of_a_loop_are_layers_of_their_own(act):
     [lambda number: 1 + number % 3, lambda number: 4 - number, lambda number: number, lambda _: 40],
     ids=["other", "fewer", "more", "many"],
 )
-def test_turns_that_are_not_the_same_in_every_pass_or_too_many_are_one_layer(turns):
+def test_calls_that_differ_between_passes_or_are_too_many_are_one_layer(turns):
     batches = [inputs(50, seed=seed) for seed in range(3)]
     (layer,) = probe(Loop(nn.GELU(), turns), batches).layers
     seen = torch.cat(
@@ -187,7 +193,7 @@ def test_a_compiled_model_is_seen_through():
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
-def test_models_of_other_libraries_are_seen_whole(library):
+def test_models_of_other_libraries_are_seen_completely(library):
     pytest.importorskip(library)
     torch.manual_seed(0)
     if library == "transformers":
@@ -299,7 +305,7 @@ def test_moments_are_those_of_all_values_at_any_scale_and_centre(centre, scale):
     moments = stream.moments()
     standard = (x - x.mean()) / x.std(correction=0)
     assert moments.mean == pytest.approx(x.mean().item(), rel=1e-9, abs=1e-9 * scale)
-    assert moments.deviation == pytest.approx(x.std(correction=0).item(), rel=1e-6)
+    assert moments.sd == pytest.approx(x.std(correction=0).item(), rel=1e-6)
     assert moments.kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-5)
 
 
@@ -338,7 +344,7 @@ def test_every_batch_is_as_likely_in_the_sample_as_any_other():
     assert chi_square < 24.3  # the 99.9% point with 7 degrees of freedom
 
 
-def test_what_is_kept_does_not_grow_with_the_number_of_batches():
+def test_memory_does_not_grow_with_the_number_of_batches():
     def kept(batches: int) -> int:
         layer = probe(
             mlp(nn.ReLU()), (inputs(seed=seed) for seed in range(batches)), keep=50, sample=60
@@ -360,7 +366,7 @@ def test_nan_and_inf_are_counted_and_left_out():
     assert probe(nn.Sequential(nn.ReLU()), [x, x]).layers[0].not_finite == 6
 
 
-def test_a_layer_without_a_tail_says_why_and_spoils_nothing():
+def test_a_layer_without_a_tail_says_why():
     found = probe(nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.GELU()), torch.full((300, 8), 2.0))
     row = found.rows()[0]
     assert "equal up to rounding" in row["note"]
@@ -414,7 +420,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says_with_rows_that_go_toge
 def test_scale_is_a_gaussians_deviation_and_shares_are_shares():
     x = 3 * torch.randn(400, 100, generator=torch.Generator().manual_seed(0)) + 1
     layer = probe(nn.Sequential(nn.ReLU()), x, sample=40_000).layers[0]
-    assert layer.scale == pytest.approx(3, rel=0.02)
+    assert layer.robust_sd == pytest.approx(3, rel=0.02)
     assert layer.negative == pytest.approx((x < 0).float().mean().item(), abs=0.01)
     assert layer.vanishing == pytest.approx((x <= 0).float().mean().item(), abs=0.01)
     assert layer.vanishing_under(math.inf) == pytest.approx(layer.vanishing, abs=1e-6)
@@ -423,7 +429,7 @@ def test_scale_is_a_gaussians_deviation_and_shares_are_shares():
     assert layer.vanishing_under(3.0) == pytest.approx((slopes < 1e-3).double().mean().item(), abs=1e-3)
 
 
-def test_rows_are_json_and_the_table_has_a_line_a_layer():
+def test_rows_are_json_and_the_table_has_a_line_per_layer():
     found = probe(mlp(nn.ReLU(), nn.Tanh()), inputs())
     body = json.loads(found.to_json())
     assert [row["layer"] for row in body["layers"]] == ["1", "3"]
@@ -461,6 +467,7 @@ def test_a_range_that_reaches_beyond_the_papers_points_has_no_end_there():
 
 def test_doubling_the_weights_halves_the_scaled_sigma_and_leaves_the_regimes():
     model, x = nn.Sequential(nn.Linear(8, 64, bias=False), nn.GELU()), inputs()
+    model[0].weight.data *= 10
     before = probe(model, x)
     model[0].weight.data *= 2
     after = probe(model, x)
@@ -490,7 +497,7 @@ def test_the_nearest_iglu_to_relu_is_its_limit():
 
 
 def test_swap_takes_a_suggestion_for_the_model_and_by_layer():
-    suggestion = probe(mlp(nn.ReLU(), nn.GELU(), nn.Tanh()), inputs()).suggest_sigma()
+    suggestion = probe(mlp(nn.ReLU(), nn.GELU(), nn.Tanh()), 20 * inputs()).suggest_sigma()
     model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh())
     swap(model, suggestion)
     assert [type(model[place]).__name__ for place in (1, 3, 5)] == ["IGLU", "IGLU", "Tanh"]
@@ -511,16 +518,14 @@ def test_a_suggestion_says_how_weak_its_evidence_is(rule):
     assert rule in text
 
 
-def test_the_nearest_sigma_of_relu_and_gelu_is_one_a_layer():
+def test_the_nearest_sigma_of_relu_and_gelu_is_one_per_layer():
     model = mlp(nn.ReLU(), nn.GELU(), nn.GELU())
     suggestion = probe(model, inputs()).suggest_sigma("nearest")
     sigmas = [layer.sigma for layer in suggestion.layers]
     assert sigmas[0] == math.inf
     assert all(0 < sigma < 10 for sigma in sigmas[1:])
     assert suggestion.sigma == pytest.approx(math.sqrt(sigmas[1] * sigmas[2]))
-    assert repr(suggestion).startswith(
-        f"Suggestion: one sigma a layer, {min(sigmas):.3g} to inf over 3 layers"
-    )
+    assert f"{min(sigmas):.3g} to inf over 3 layers" in repr(suggestion)
     swap(model, suggestion)
     assert [model[place].sigma for place in (1, 3, 5)] == pytest.approx(sigmas, rel=1e-3)
 
@@ -540,11 +545,208 @@ def test_probe_and_suggestion_are_tables_in_a_notebook():
 def test_a_suggestion_does_not_claim_to_know_what_lies_beyond_the_paper():
     x = torch.empty(2000, 100).cauchy_(generator=torch.Generator().manual_seed(0))
     suggestion = probe(nn.Sequential(nn.ReLU()), x).suggest_sigma()
-    assert suggestion.low == 0
+    assert suggestion.low == 0.1  # the end of the tested range, not the end of the rule
     assert "outside the paper's range" in repr(suggestion)
 
 
-def test_mistakes_are_told_in_words():
+@pytest.mark.parametrize("rule", ["scaled", "regimes"])
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_a_suggestion_stays_in_the_tested_range_and_says_when_it_was_cut(rule, factor):
+    suggestion = probe(mlp(nn.ReLU(), nn.GELU()), factor * inputs()).suggest_sigma(rule)
+    raw = probing_sigma.sigma_of_model(
+        rule,
+        [
+            probing_sigma.Evidence(index.excess, index.excess_low, index.excess_high, layer.robust_sd)
+            for layer in probe(mlp(nn.ReLU(), nn.GELU()), factor * inputs()).layers
+            for index in [layer.index()]
+        ],
+    ).sigma
+    values = [suggestion, *suggestion.layers]
+    assert all(0.1 <= end <= 10 for each in values for end in (each.sigma, each.low, each.high))
+    assert all(0.1 <= float(name.partition(":")[2]) <= 10 for name in suggestion.by_layer.values())
+    is_cut = not math.isclose(min(max(raw, 0.1), 10), raw)
+    assert is_cut == (rule == "scaled")
+    assert (f"{raw:.3g} by the rule" in repr(suggestion)) == is_cut
+    assert ("2 of 2 layers" in suggestion.notes[1]) == is_cut
+    assert suggestion.sigma == pytest.approx(min(max(raw, 0.1), 10))
+
+
+def test_means_over_layers_are_geometric():
+    layers = [probing_sigma.Evidence(*each) for each in ((1.0, 0.8, 1.2, 1.0), (4.0, 0.2, 2.7, 4.0))]
+    assert probing_sigma._mean_evidence(layers)[:4] == pytest.approx((2.0, 0.4, 1.8, 2.0))
+
+
+def test_a_suggestion_shows_three_digits_and_gives_swap_four():
+    found = probe(mlp(nn.ReLU(), nn.GELU()), 20 * inputs())
+    suggestion = found.suggest_sigma()
+    sigmas = [layer.sigma for layer in suggestion.layers]
+    title = repr(suggestion).splitlines()[0]
+    assert f"sigma = {suggestion.sigma:.3g} [{suggestion.low:.3g}, {suggestion.high:.3g}]" in title
+    assert f"{min(sigmas):.3g} to {max(sigmas):.3g} over 2 layers" in title
+    assert dict(suggestion) == dict.fromkeys(("1", "3"), f"iglu:{suggestion.sigma:.4g}")
+    assert dict(found.suggest_sigma(activation="iglu_approx").by_layer) == {
+        place: f"iglu_approx:{sigma:.4g}" for place, sigma in zip(("1", "3"), sigmas, strict=True)
+    }
+    body = json.loads(found.to_json())["suggestion"]
+    assert (body["sigma"], body["low"], body["high"]) == (suggestion.sigma, suggestion.low, suggestion.high)
+    assert [each["sigma"] for each in body["layers"]] == sigmas
+    index = [layer.index() for layer in found.layers]
+    mean = math.sqrt(index[0].excess * index[1].excess)
+    assert f"mean excess is {mean:.2f} [" in repr(suggestion)
+
+
+def test_a_suggestion_leaves_the_sample_of_an_activation_in_place_unchanged():
+    found = probe(mlp(nn.ReLU(inplace=True)), inputs())
+    before = found.layers[0].sample.clone()
+    found.suggest_sigma("nearest")
+    assert torch.equal(found.layers[0].sample, before)
+
+
+# -- trained or not --------------------------------------------------------------------------------
+
+
+def convolutional(norm: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm2d(16)] if norm else []
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3), *middle, nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def transformer(_: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+
+
+def train(model: nn.Module, x: torch.Tensor, steps: int, lr: float) -> nn.Module:
+    """Fit a fixed random target."""
+    with torch.no_grad():
+        target = torch.randn(model(x).shape, generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.Adam(model.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), target).backward()
+        optimizer.step()
+    return model
+
+
+NETWORKS = {
+    "mlp": (lambda: mlp(nn.ReLU(), nn.GELU(), nn.ReLU()), (64, 8)),
+    "conv": (lambda: convolutional(False), (16, 1, 8, 8)),
+    "conv with norm": (lambda: convolutional(True), (16, 1, 8, 8)),
+    "transformer": (lambda: transformer(True), (16, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("steps", "lr"), [(0, 0.0), (1, 1e-3), (30, 1e-2)])
+@pytest.mark.filterwarnings("default:The model looks untrained")
+def test_an_untrained_model_gets_a_warning_and_a_trained_one_does_not(name, steps, lr, recwarn):
+    make, shape = NETWORKS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = probe(train(make(), x, steps, lr), x)
+    suggestion = found.suggest_sigma()
+    said = [str(each.message) for each in recwarn if "untrained" in str(each.message)]
+    assert bool(found.untrained) == bool(said) == ("untrained" in repr(suggestion)) == (steps < 2)
+    assert len(said) <= 1
+    found.suggest_sigma("nearest")  # about the present activations, whatever their training
+    repr(found)
+    assert len([each for each in recwarn if "untrained" in str(each.message)]) == len(said)
+
+
+def test_a_model_that_was_initialised_in_another_way_is_not_judged():
+    model = mlp(nn.ReLU(), nn.ReLU())
+    for linear in model[::2]:
+        nn.init.xavier_normal_(linear.weight)
+    assert not probe(model, inputs()).untrained
+    assert not probe(nn.Sequential(nn.ReLU()), inputs()).untrained
+
+
+# -- numbers and limits ----------------------------------------------------------------------------
+
+
+def test_effective_k_is_k_over_the_inflation_of_the_variance():
+    """Two rows with log excesses (a, b) and (c, d): by hand, from the formula in the docstring."""
+    x = torch.tensor([[80.0, 70.0], [1.5, 1.4], [1.0, 1.0]]).double()
+    index = through(x).index(4)
+    logs = [math.log(value) for value in (80, 70, 1.5, 1.4)]
+    xi = sum(logs) / 4
+    sums = [logs[0] + logs[1] - 2 * xi, logs[2] + logs[3] - 2 * xi]
+    variance = sum(each**2 for each in sums) / 4**2 * 2 / (2 - 1)
+    assert index.hill.xi == pytest.approx(xi)
+    assert index.effective_k == pytest.approx(4 / max(variance / (xi**2 / 4), 1))
+    assert 1 < index.effective_k < 4
+
+
+def test_derived_values_of_an_index_follow_from_alpha_and_its_interval():
+    index = through(inputs()).index(50)
+    gaussian = index.hill.gaussian.alpha
+    assert index.gaussian == gaussian
+    assert index.excess == pytest.approx(index.hill.xi / index.hill.gaussian.xi)
+    assert (index.excess_low, index.excess_high) == (gaussian / index.alpha_high, gaussian / index.alpha_low)
+    low, high = chi_square_range(2 * index.effective_k)
+    assert (index.alpha_low, index.alpha_high) == pytest.approx((index.alpha * low, index.alpha * high))
+
+
+@pytest.mark.parametrize(
+    ("n", "kept", "given", "k"),
+    [(100_000, 2048, None, 1000), (500, 2048, None, 10), (10**6, 2048, None, 2047), (8, 8, None, 7),
+     (100_000, 2048, 55, 55), (100, 20, 55, 19), (1, 1, None, 1)],
+)  # fmt: skip
+def test_the_default_k_is_one_percent_of_the_values_from_10_to_what_is_kept(n, kept, given, k):
+    assert default_k(n, kept, given) == k
+
+
+def test_rows_have_the_numbers_of_the_layers_and_cells_show_them():
+    found = probe(mlp(nn.ReLU()), 50 * inputs(), k=200)
+    (layer,), (row,) = found.layers, found.rows()
+    index = layer.index()
+    assert (row["k"], row["n"], row["fraction"]) == (200, 16_000, 200 / 16_000)
+    for name in ("alpha", "alpha_low", "excess", "excess_high", "effective_k", "verdict"):
+        assert row[name] == getattr(index, name)
+    assert row["moment_xi"] == moment(layer.tail, 200).xi
+    assert (row["mean"], row["sd"], row["kurtosis"]) == (
+        layer.moments.mean, layer.moments.sd, layer.moments.kurtosis,
+    )  # fmt: skip
+    assert row["vanishing_iglu"] == layer.vanishing_under(row["sigma"])
+    texts = dict(zip(COLUMNS, cells(row), strict=True))
+    assert texts["n"] == "16,000"
+    assert texts["k"] == f"200 ({200 / 16_000:.2g})"
+    assert texts["alpha [95%]"] == f"{index.alpha:.3g} [{index.alpha_low:.3g}, {index.alpha_high:.3g}]"
+    assert texts["excess"] == f"{index.excess:.2f} {index.verdict}"
+    assert texts["robust SD"] == f"{layer.robust_sd:.3g}"
+    assert texts["x < 0"] == f"{100 * layer.negative:.0f}%"
+    assert texts["f' ~ 0"] == f"{100 * layer.vanishing:.1f}%"
+    assert texts["sigma"] == f"{row['sigma']:.3g}"
+    assert cells({"layer": "one"}) == ["one"] + ["-"] * (len(COLUMNS) - 1)
+    assert f"alpha = {index.alpha:.3g}, Gaussian {index.gaussian:.3g}" in repr(layer)
+
+
+def test_skewness_is_the_third_standardised_moment_and_constants_have_no_spread():
+    x = torch.rand(50_000, generator=torch.Generator().manual_seed(0)) ** 4
+    layer = through(x)
+    standard = (x - x.mean()) / x.std(correction=0)
+    assert layer.moments.skewness == pytest.approx((standard**3).mean().item(), rel=1e-3)
+    assert through(torch.ones(50)).moments[:2] == (1.0, 0.0)
+    assert through(torch.cat([torch.zeros(60), torch.tensor([3.0])])).robust_sd == pytest.approx(
+        3 * math.sqrt(60) / 61, rel=1e-5
+    )  # the MAD is 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"keep": 1}, "keep must be at least 2, got 1"), ({"sample": 1}, "sample must be at least 2, got 1"),
+     ({"k": 0}, "k must be from 1 to keep - 1 = 2047, got 0"), ({"k": 2, "keep": 2}, "= 1, got 2")],
+)  # fmt: skip
+def test_sizes_have_limits(options, message):
+    with pytest.raises(ValueError, match=message):
+        probe(mlp(nn.ReLU()), inputs(), **options)
+    assert probe(mlp(nn.ReLU()), inputs(), k=1, keep=2, sample=2).layers[0].k == 1
+
+
+def test_errors_name_what_was_given():
     model = mlp(nn.ReLU())
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         probe(F.relu, inputs())
@@ -552,7 +754,7 @@ def test_mistakes_are_told_in_words():
         probe(model, 5)
     with pytest.raises(ValueError, match="batches is empty"):
         probe(model, [])
-    with pytest.raises(ValueError, match="no activation that could be seen"):
+    with pytest.raises(ValueError, match="no visible activation"):
         probe(nn.Linear(8, 8), inputs())
     with pytest.raises(ValueError, match="k must be from 1 to keep - 1 = 9, got 10"):
         probe(model, inputs(), k=10, keep=10)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import graphlib
-import importlib
 import os
 import re
 import shutil
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).parent.parent
+LAB = ROOT / "lab"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = dict(
@@ -32,53 +30,58 @@ CONSTRAINTS = dict(
 )
 
 
-def tool(name: str) -> ModuleType:
-    """A program of tools/, imported."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
-
-
-address = tool("address")
-SOMEWHERE = "https://example.org/owner/name"
-
-
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_every_file_with_the_equations_is_listed_for_a_change_of_formula() -> None:
+    section = read("CONTRIBUTING.md").partition("## Change a formula")[2].partition("\n## ")[0]
+    equation = re.compile(r"\batan[2f]?\b|INVERSE_PI|1 / (math|torch)\.pi")
+    sources = [*(ROOT / "iglu").rglob("*.*"), *(ROOT / "tools").glob("*.c"), *LAB.rglob("assets/*.js")]
+    texts = {
+        path.name: path.read_text("utf-8") for path in sources if path.suffix in (".py", ".c", ".h", ".js")
+    }
+    found = {name for name, text in texts.items() if equation.search(text)}
+    assert {"formulas.py", "formulas.h", "triton_kernels.py", "formulas.js"} <= found
+    assert not {name for name in found if f"{name}`" not in section}
 
 
 # -- versions --------------------------------------------------------------------------------------
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every module of ours that a file names in an import, wherever in the file it does so."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {name for name in names if name.startswith("iglu.")}
-
-
-def test_the_rooms_of_the_lab_point_one_way_and_the_library_never_at_the_lab() -> None:
-    rooms: dict[str, set[str]] = {}
+def test_the_library_never_imports_the_lab() -> None:
     for path in (ROOT / "iglu").rglob("*.py"):
-        of_the_lab = {name.split(".")[2] for name in imports_of(path) if name.startswith("iglu.lab.")}
-        place = path.relative_to(ROOT / "iglu").with_suffix("").parts
-        if place[0] == "lab":
-            rooms.setdefault(place[1], set()).update(of_the_lab - {place[1]})
-        elif place != ("__main__",):  # the command, which is the lab's
-            assert not of_the_lab, path
-    assert rooms["training"] >= {"data", "models", "runs"}
-    graphlib.TopologicalSorter(rooms).prepare()  # raises where they go round
+        assert not re.search(r"\biglu_lab\b", path.read_text("utf-8")), path
 
 
-def test_the_version_stands_in_one_place_and_the_citation_agrees() -> None:
-    assert PROJECT["dynamic"].count("version") == 1
+def test_importing_the_library_and_its_command_imports_neither_the_lab_nor_what_only_the_lab_needs() -> None:
+    program = "import sys, iglu, iglu.cli; print({*sys.modules} & {'iglu_lab', 'rich', 'tyro', 'matplotlib'})"
+    assert run_in(ROOT, "-c", program).stdout == "set()\n"
+
+
+def test_everything_that_names_the_version_agrees() -> None:
+    """What has to hold before an upload; the workflow compares the tag with it."""
+    assert PROJECT["dynamic"] == ["version"]
     assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [iglu.__version__]
+    if LAB.is_dir():
+        assert f'__version__ = "{iglu.__version__}"\n' in (LAB / "iglu_lab/__init__.py").read_text("utf-8")
+        project = tomllib.loads((LAB / "pyproject.toml").read_text("utf-8"))["project"]
+        assert f"iglu-torch=={iglu.__version__}" in project["dependencies"]
+
+
+@pytest.mark.skipif(not LAB.is_dir(), reason="needs a clone, which has the lab")
+def test_the_lab_supports_what_the_library_does() -> None:
+    project = tomllib.loads((LAB / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["requires-python"] == PROJECT["requires-python"]
+    for classifier in PROJECT["classifiers"]:
+        assert "Python ::" not in classifier or classifier in project["classifiers"]
+    assert (LAB / "LICENSE").read_text("utf-8") == read("LICENSE")
+
+
+@pytest.mark.skipif(not LAB.is_dir(), reason="needs a clone, which has the lab")
+def test_no_two_test_files_have_the_same_name() -> None:
+    names = [path.name for folder in (ROOT, LAB) for path in (folder / "tests").glob("test_*.py")]
+    assert len(names) == len({*names})
 
 
 def test_every_supported_python_has_its_classifier_from_the_oldest_on() -> None:
@@ -100,46 +103,9 @@ def test_pre_commit_formats_as_lint_does() -> None:
     assert set(re.findall(r"ruff==([\w.]+)", read(".pre-commit-config.yaml"))) == {CONSTRAINTS["ruff"]}
 
 
-def test_a_release_that_is_not_ready_says_everything_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = tool("release")
-    monkeypatch.setattr(address, "REPOSITORY", "")
-    said = " ".join(release.disagreements("v0.0.0"))
-    for part in (f"v{iglu.__version__}, as in iglu/__init__.py, got 'v0.0.0'", "REPOSITORY"):
-        assert part in said
-    assert ("CHANGELOG" in said) == read("CHANGELOG.md").startswith("# Changelog\n\n## Unreleased")
-
-
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
 def test_a_python_without_a_gil_stays_without() -> None:
     assert not sys._is_gil_enabled()
-
-
-def test_a_release_is_ready_once_tag_citation_changelog_and_address_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = tool("release")
-    monkeypatch.setattr(address, "ROOT", tmp_path)
-    monkeypatch.setattr(address, "REPOSITORY", SOMEWHERE)
-    good = {
-        "iglu/__init__.py": '__version__ = "1.2.3"\n',
-        "CHANGELOG.md": "# Changelog\n\n## 1.2.3 (2030-01-31)\n",
-        "CITATION.cff": f"repository-code: {SOMEWHERE}\nlicense: MIT\nversion: 1.2.3\n",
-        "README.md": f"<!-- badges -->\n{address.badges(SOMEWHERE)}<!-- /badges -->\n",
-    }
-    bad = {
-        "iglu/__init__.py": '__version__ = "1.2.4"\n',
-        "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\n## 1.2.3 (2030-01-31)\n",
-        "CITATION.cff": f"repository-code: {SOMEWHERE}\nlicense: MIT\nversion: 1.2.2\n",
-        "README.md": "<!-- badges -->\n<!-- /badges -->\n",
-    }
-    (tmp_path / "iglu").mkdir()
-    for name, text in good.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    assert list(release.disagreements("v1.2.3")) == []
-    for name, text in bad.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        assert any(name in line for line in release.disagreements("v1.2.3")), name
-        (tmp_path / name).write_text(good[name], encoding="utf-8")
 
 
 # -- the build -------------------------------------------------------------------------------------
@@ -155,10 +121,7 @@ def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 @pytest.fixture
 def without_loops(tmp_path: Path) -> Path:
     """The tree as it is before anything is built."""
-    for name in ("iglu", "tools"):
-        shutil.copytree(
-            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "lab", "__pycache__")
-        )
+    shutil.copytree(ROOT / "iglu", tmp_path / "iglu", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
@@ -186,26 +149,30 @@ def test_without_the_loops_their_tests_are_skipped_but_fail_where_they_are_requi
     assert run_in(ROOT, "-c", program, PYTHONPATH=path).stdout == "True\n"
     required = run_in(ROOT, "-c", program, PYTHONPATH=path, IGLU_REQUIRE_LOOPS="1")
     assert required.returncode != 0
-    assert "IGLU_REQUIRE_LOOPS is set, but the loops (iglu._kernels) were not built" in required.stderr
+    assert (
+        "IGLU_REQUIRE_LOOPS is set, but the native kernels (iglu._kernels) were not built" in required.stderr
+    )
 
 
 def test_the_workflows_require_the_loops() -> None:
     """Else a build that fails would be green: the formulas would serve."""
     assert 'session.env["IGLU_REQUIRE_LOOPS"] = "1"' in read("noxfile.py")
+    for name in ("nightly", "wheels"):
+        assert parsed(ROOT / f".github/workflows/{name}.yml")["env"]["IGLU_REQUIRE_LOOPS"] == "1"
 
 
 # -- addresses -------------------------------------------------------------------------------------
 
-# Hosts that exist and are meant: where data, torch and standards come from, and this machine in tests.
+# Known hosts of data, torch and standards, and this machine in tests; and the authors' own code.
+_LINKS = {"github.com/mingikang31/IGLU-Activation"}
 _HOSTS = {
     "127.0.0.1",
-    "colab.research.google.com",
     "download.pytorch.org",
     "www.cs.toronto.edu",
     "www.w3.org",
 }
 _TEXTS = {".cff", ".cfg", ".css", ".html", ".in", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yml", ""}
-_NOT_OURS = {"build", "dist", "runs", "measured", "__pycache__"}
+_NOT_OURS = {"build", "dist", "runs", "results", "__pycache__"}
 
 
 def our_texts() -> list[Path]:
@@ -219,71 +186,22 @@ def our_texts() -> list[Path]:
 
 
 def test_no_address_is_invented() -> None:
-    allowed = _HOSTS | {"github.com/OWNER/NAME", address.REPOSITORY.removeprefix("https://")}
     for path in our_texts():
         if path == Path(__file__):
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         for url in re.findall(r"https?://([\w.-]+(?:/[\w.-]+)*)", text):
-            host = url.partition("/")[0]
-            assert host in allowed or any(url.startswith(each) for each in allowed if "/" in each), (
-                path,
-                url,
-            )
+            assert url in _LINKS or url.partition("/")[0] in _HOSTS, (path, url)
         assert not re.search(r"[\w.+-]+@(?!v\d|users)[\w-]+\.(com|org|net|edu|io)\b", text), (
             f"a mail address in {path}"
         )
 
 
-def test_readme_and_citation_are_as_the_one_setting_makes_them() -> None:
-    for name in ("README.md", "CITATION.cff"):
-        assert read(name) == address.filled(name, read(name), address.REPOSITORY), "run tools/address.py"
-
-
-def test_filling_in_the_address_can_be_undone_and_done_again() -> None:
-    for name, shown in (("README.md", "tests.yml/badge.svg"), ("CITATION.cff", "repository-code: ")):
-        empty = address.filled(name, read(name), "")
-        there = address.filled(name, empty, SOMEWHERE)
-        assert shown in there
-        assert SOMEWHERE in there
-        assert address.filled(name, there, SOMEWHERE) == there
-        assert address.filled(name, there, "") == empty
-
-
-def test_the_package_links_out_only_once_there_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "REPOSITORY", "")
-    assert address.described()["project_urls"] == {}
-    monkeypatch.setattr(address, "REPOSITORY", SOMEWHERE)
-    links = address.described()["project_urls"]
-    assert {"Homepage", "Source", "Issues", "Changelog"} <= links.keys()
-    assert all(link.startswith(SOMEWHERE) for link in links.values())
-    assert f"{SOMEWHERE}/raw/v{iglu.__version__}/docs/images/" in address.described()["long_description"]
-
-
-def test_every_badge_is_of_a_workflow_that_exists() -> None:
-    named = re.findall(r"workflows/([\w.]+)/badge", address.badges(SOMEWHERE))
-    assert named
-    assert {*named} <= {path.name for path in WORKFLOWS}
-
-
-def test_the_description_for_an_index_has_no_relative_path_left() -> None:
-    for repository in ("", SOMEWHERE):
-        text = address.description(
-            address.filled("README.md", read("README.md"), repository), repository, "1.0"
-        )
-        assert re.findall(r"\]\((?!https://)[^)]*\)", text) == []
-        assert "<!--" not in text
-        assert ("*(picture: IGLU for four" in text) == (not repository)
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]*\.png)\)", text)
-    assert pictures
-    for picture in pictures:
-        path = picture.removeprefix(f"{SOMEWHERE}/raw/v1.0/")
-        assert (ROOT / path).is_file()
-
-
 def test_links_of_the_readme_lead_to_files() -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", read("README.md"))
     assert targets
+    if not LAB.is_dir():  # in the archive of the library
+        targets = [target for target in targets if not target.startswith("lab/")]
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
@@ -303,14 +221,23 @@ def sessions() -> set[str]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_only_calls_sessions_that_anybody_can_run(path: Path) -> None:
+def test_a_workflow_only_calls_what_anybody_can_run(path: Path) -> None:
+    targets = {*re.findall(r"^([\w-]+):", read("Makefile"), re.MULTILINE)}
     steps = [step for job in parsed(path)["jobs"].values() for step in job["steps"]]
-    commands = [step["run"].strip() for step in steps if "run" in step]
-    for command in commands:
-        if not command.startswith(("pip install --constraint constraints.txt nox", "sudo apt-get install ")):
-            called = re.fullmatch(r'nox -s "?([\w ]+)(-\$\{\{.*\}\}\)")?( -- \S+)?', command)
+    for command in [step["run"].strip() for step in steps if "run" in step]:
+        program, *words = command.split()
+        if program == "make":
+            assert {*words} <= targets
+        elif program == "nox":
+            called = re.fullmatch(r'nox -s "?(\w+)(-\$\{\{.*\}\}\)")?', command)
             assert called, command
-            assert {*called[1].split()} <= sessions()
+            assert called[1] in sessions()
+        else:
+            assert program in ("pip", "sudo", "ls"), command
+
+
+def test_a_check_is_either_a_target_of_make_or_a_session_of_nox() -> None:
+    assert sessions() == {"tests", "wheels"}  # these need several interpreters
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -320,7 +247,7 @@ def test_a_workflow_may_only_read_unless_a_job_says_otherwise(path: Path) -> Non
     for job in content["jobs"].values():
         assert job["timeout-minutes"] <= 120
         if job.get("permissions", {}).get("id-token") == "write":
-            assert job["environment"] in ("pypi", "github-pages")
+            assert job["environment"] in ("pypi", "pypi-lab", "github-pages")
             assert "github.event_name == 'push'" in job["if"]
 
 
@@ -338,11 +265,18 @@ def test_the_tests_run_on_every_system_every_python_and_three_versions_of_torch(
     assert set(torches) == {"oldest", "pinned", "newest"}
 
 
-def test_only_a_tag_is_published_and_only_after_every_archive_was_built() -> None:
+def test_only_a_tag_is_published_after_every_archive_was_built_and_the_tag_was_compared() -> None:
     jobs = parsed(ROOT / ".github/workflows/wheels.yml")["jobs"]
-    assert "startsWith(github.ref, 'refs/tags/v')" in jobs["publish"]["if"]
-    assert {*jobs["publish"]["needs"]} == jobs.keys() - {"publish"}
-    assert any(step.get("run") == "nox -s release" for step in jobs["publish"]["steps"])
+    library, lab = jobs["publish-library"], jobs["publish-lab"]
+    assert {*library["needs"]} == jobs.keys() - {"publish-library", "publish-lab"}
+    assert lab["needs"] == "publish-library"
+    assert library["environment"] != lab["environment"]
+    for job, archive in ((library, "iglu_torch"), (lab, "iglu_lab")):
+        assert "startsWith(github.ref, 'refs/tags/v')" in job["if"]
+        compared = f'ls "dist/{archive}-${{GITHUB_REF_NAME#v}}.tar.gz"'
+        places = [index for index, step in enumerate(job["steps"]) if compared in step.get("run", "")]
+        assert len(places) == 1
+        assert "gh-action-pypi-publish" in job["steps"][places[0] + 1]["uses"]
 
 
 @pytest.mark.parametrize(

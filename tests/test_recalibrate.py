@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import iglu
-from iglu.swapping import fitting
-from iglu.swapping.feeding import find_stations
+from iglu.calibration import closed_form
+from iglu.calibration.dataflow import find_targets
 
 NO_BIAS = "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
 
@@ -95,7 +95,7 @@ def test_least_squares_solves_the_ridge_problem():
         h, wanted = model[1](model[0](x)), like(x)
     # the same as one stacked least-squares problem: rows of data, then rows of the penalty
     centred, target = h - h.mean(0), wanted - wanted.mean(0)
-    penalty = math.sqrt(fitting.RIDGE * centred.square().mean() * len(x))
+    penalty = math.sqrt(closed_form.RIDGE * centred.square().mean() * len(x))
     eye = torch.eye(24, dtype=torch.float64) * penalty
     stacked = torch.linalg.lstsq(
         torch.cat([centred, eye]), torch.cat([target, like[2].weight.T * penalty])
@@ -144,7 +144,7 @@ def test_a_layer_without_a_bias_is_fitted_through_the_origin():
     assert record.corrected[0].method == "least-squares"
     assert error(model, like, batches(seed=1, dtype=torch.float64)) < 0.7 * before
     record = iglu.recalibrate(swapped(like), batches(dtype=torch.float64), like=like, method="shift")
-    assert [each.reason for each in record.left] == ["it has no bias to take up the shift"]
+    assert [each.reason for each in record.left] == ["it has no bias for the shift"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -368,7 +368,7 @@ def test_a_fitted_convolution_is_the_least_squares_of_its_patches():
     # a BatchNorm follows, so a mean is free
     centred, target = patches - patches.mean(0), wanted - wanted.mean(0)
     gram = centred.T @ centred / len(centred)
-    ridge = fitting.RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    ridge = closed_form.RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     old = like[3].weight.flatten(1).T
     expected = torch.linalg.solve(gram + ridge, centred.T @ target / len(centred) + ridge @ old)
     torch.testing.assert_close(model[3].weight.flatten(1).T, expected, rtol=1e-3, atol=1e-5)
@@ -505,9 +505,9 @@ class Special(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "place", "reason"),
     [
-        ("norm", "act", "no linear layer behind it"),
-        ("added", "act", "no linear layer behind it"),
-        ("added in place", "act", "no linear layer behind it"),
+        ("norm", "act", "no linear layer follows it"),
+        ("added", "act", "no linear layer follows it"),
+        ("added in place", "act", "no linear layer follows it"),
         ("tied", "last", "its weight is tied, 2 places hold it"),
         ("parametrized", "last", "its weight is computed, not held: parametrized or packed"),
         ("quantised", "last", "its weight is quantised, torch.int8"),
@@ -587,7 +587,7 @@ def test_the_record_is_one_line_a_layer_and_a_reason():
     share = f"exact zeros: {sum(shares) / 3:.0%} of the activations, {shares[0]:.0%} to {shares[2]:.0%}"
     assert repr(record) == (
         "Recalibration: 0 layers corrected, 3 left\n"
-        f"  left * (3 times): it has no bias to take up the shift\n  {share}"
+        f"  left * (3 times): it has no bias for the shift\n  {share}"
     )
     assert f"<p>{share}</p>" in record._repr_html_()
 
@@ -606,18 +606,18 @@ def test_misuse_is_named():
         iglu.recalibrate(swapped(model), batches(), like=None)
     with pytest.raises(ValueError, match="like must be the model before the swap: it has nothing at '3'"):
         iglu.recalibrate(swapped(model), batches(), like=model[:2])
-    with pytest.raises(ValueError, match="no IGLU to harden"):
-        iglu.harden(model, batches())
+    with pytest.raises(ValueError, match="no IGLU to convert"):
+        iglu.to_relu(model, batches())
 
 
-# -- harden --------------------------------------------------------------------------------------------
+# -- to_relu --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("learnable", [False, True])
-def test_hardening_gives_exact_relu_and_counts_its_zeros(learnable):
+def test_to_relu_gives_exact_relu_and_counts_its_zeros(learnable):
     model = perceptron(lambda: iglu.IGLU(3.0, learnable=learnable))
     like = copy.deepcopy(model)
-    record = iglu.harden(model, batches())
+    record = iglu.to_relu(model, batches())
     assert [type(model[place]) for place in (1, 3)] == [nn.ReLU, nn.ReLU]
     x = torch.cat(batches())
     with torch.no_grad():
@@ -649,5 +649,5 @@ def test_the_layers_an_activation_feeds_are_found_through_what_passes_it_on():
             return self.down(self.drop(pair).reshape(-1, 8).contiguous()) + self.aside(x)
 
     model = Gated().eval()
-    stations = find_stations(model, {"act": model.act}, lambda: model(torch.randn(2, 3, 4)[0]))
+    stations = find_targets(model, {"act": model.act}, lambda: model(torch.randn(2, 3, 4)[0]))
     assert [(each.place, each.activations) for each in stations] == [("down", ("act",))]

@@ -157,7 +157,7 @@ def test_hill_at_one_percent_of_student_t_is_biased_as_known():
     assert hill(tail, fraction=0.01).alpha == pytest.approx(2.88, abs=0.04)
 
 
-# -- the Gaussian beside it ------------------------------------------------------------------------
+# -- on Gaussian data -------------------------------------------------------------------------------
 
 
 def test_gaussian_at_the_papers_sizes_gives_17_9_and_23_5_and_25_3():
@@ -172,8 +172,8 @@ def test_gaussian_at_the_papers_sizes_gives_17_9_and_23_5_and_25_3():
 
 @pytest.mark.parametrize(("n", "mean_alpha"), [(10**5, 13.5), (10**6, 17.9), (10**7, 22.4)])
 def test_mean_alpha_of_a_gaussian_follows_from_mean_and_spread_of_xi(n, mean_alpha):
-    beside = gaussian_index("hill", n, 100)
-    assert beside.alpha * (1 + (beside.sd / beside.xi) ** 2) == pytest.approx(mean_alpha, abs=0.05)
+    gaussian = gaussian_index("hill", n, 100)
+    assert gaussian.alpha * (1 + (gaussian.sd / gaussian.xi) ** 2) == pytest.approx(mean_alpha, abs=0.05)
 
 
 @pytest.mark.parametrize("n", [10**5, 10**6, 10**7])
@@ -186,14 +186,14 @@ def test_hill_at_one_percent_of_a_gaussian_says_9_at_every_size(n):
 def test_gaussian_index_describes_gaussian_draws(method, n, k):
     samples = 300
     xi = np.array([METHODS[method](tail, k).xi for tail in largest("gaussian", n, k, samples, seed=2)])
-    beside = gaussian_index(method, n, k)
-    assert xi.mean() == pytest.approx(beside.xi, abs=4 * xi.std() / samples**0.5 + 0.05 * beside.sd)
-    assert xi.std() == pytest.approx(beside.sd, rel=0.25)
-    inside = ((beside.xi_low < xi) & (xi < beside.xi_high)).mean()
+    gaussian = gaussian_index(method, n, k)
+    assert xi.mean() == pytest.approx(gaussian.xi, abs=4 * xi.std() / samples**0.5 + 0.05 * gaussian.sd)
+    assert xi.std() == pytest.approx(gaussian.sd, rel=0.25)
+    inside = ((gaussian.xi_low < xi) & (xi < gaussian.xi_high)).mean()
     assert 0.89 < inside < 0.99
 
 
-def test_heavy_tail_is_told_from_a_gaussian_and_a_uniform():
+def test_heavy_tails_are_distinguished_from_a_gaussian_and_a_uniform():
     uniform = torch.linspace(0, 1, 100_000)
     for estimator in METHODS.values():
         assert estimator(student(100_000)).versus_gaussian == "heavier"
@@ -242,7 +242,7 @@ def test_rounding_of_the_data_moves_the_estimate_by_less_than_its_spread(estimat
 
 
 @pytest.mark.parametrize("estimator", METHODS.values(), ids=METHODS)
-def test_stream_merged_from_parts_gives_what_the_whole_gives(estimator):
+def test_a_tail_merged_from_parts_equals_that_of_all_data(estimator):
     x = student(10_000)
     parts = x.split([7000, 50, 2950])  # one of them shorter than what is kept
     merged = Tail.of(parts[0], 201)
@@ -308,6 +308,24 @@ def test_curve_is_nan_where_there_is_no_estimate():
     assert hill(clipped, 500).curve([5, 500]).xi.isnan().tolist() == [True, False]
 
 
+def test_k_is_100_by_default_and_ks_tries_from_25_to_a_tenth():
+    assert (hill(student(1000)).k, hill(student(1000)).k_from) == (100, "given")
+    assert hill(student(260), "ks").k in (25, 26)
+    with pytest.raises(ValueError, match="at least 25 values above a threshold, got 24"):
+        hill(student(249), "ks")
+
+
+def test_repr_shows_the_numbers_to_four_digits():
+    estimate = hill(student(1000), 50)
+    shown = repr(estimate)
+    for value in (estimate.alpha, estimate.alpha_low, estimate.xi, estimate.xi_high, estimate.threshold):
+        assert f" {value:.4g}" in shown or f"[{value:.4g}" in shown
+    assert "k = 50 of n = 1000" in shown
+    assert f"alpha = {estimate.gaussian.alpha:.4g}" in repr(estimate.gaussian)
+    assert estimate.versus_gaussian in shown
+    assert repr(Tail.of(torch.tensor([1.23456, -2.0, 0.5]), 2)) == "Tail(largest 2 of n = 3, 2 to 1.235)"
+
+
 # -- what cannot be estimated ----------------------------------------------------------------------
 
 
@@ -325,12 +343,12 @@ def test_curve_is_nan_where_there_is_no_estimate():
     ],
     ids=["constant", "zeros", "rounding noise", "nan", "inf", "too few", "empty"],
 )
-def test_hopeless_data_are_refused_in_words(estimator, x, message):
+def test_data_without_a_tail_raise_and_say_why(estimator, x, message):
     with pytest.raises(ValueError, match=message):
         estimator(x)
 
 
-def test_near_constant_data_do_not_pass_as_a_tail_in_silence():
+def test_nearly_constant_data_give_a_warning():
     x = 0.5 + 1e-4 * torch.rand(1000, generator=torch.Generator().manual_seed(0))
     with pytest.warns(TailWarning, match="no power tail"):
         estimate = hill(x)
@@ -363,7 +381,7 @@ def test_moment_refuses_values_that_are_all_equal_above_the_threshold():
     [
         ({"k": 10, "fraction": 0.1}, ValueError, "not both"),
         ({"k": "kss"}, ValueError, "'ks', got 'kss'"),
-        ({"k": 10.5}, TypeError, r"whole number or 'ks', got 10\.5"),
+        ({"k": 10.5}, TypeError, r"integer or 'ks', got 10\.5"),
         ({"k": 0}, ValueError, "got k = 0"),
         ({"fraction": 1.5}, ValueError, r"between 0 and 1, got 1\.5"),
         ({"fraction": 1e-6}, ValueError, "got k = 0"),
@@ -387,7 +405,7 @@ def test_wrong_tails_are_named():
         tails.gaussian_index("hil", 1000, 100)
 
 
-# -- beside other tools ----------------------------------------------------------------------------
+# -- compared with other packages --------------------------------------------------------------------
 
 
 def test_hill_and_moment_equal_tailestim():

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import iglu
+from iglu import zoo
 from iglu.integrations import timm as integration
-from iglu.swapping import swap
+from iglu.surgery import swap
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -134,6 +135,20 @@ def test_a_name_as_act_layer_builds_and_trains(build: Any, name: str) -> None:
     assert {str(module) for module in iglus(model)} == {str(iglu.create(name.lower()))}
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     assert all(parameter.grad is not None for module in iglus(model) for parameter in module.parameters())
+
+
+class Sine(nn.Module):
+    """An activation of the user."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+def test_a_registered_activation_is_an_act_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "ZOO", dict(zoo.ZOO))
+    iglu.register_activation("sine", Sine)
+    kinds = [type(module) for module in resnet(act_layer="sine").modules()]
+    assert kinds.count(Sine) == len(usual(resnet()))
 
 
 def test_names_of_timm_keep_their_meaning_and_registering_again_changes_nothing() -> None:

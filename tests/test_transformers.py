@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -15,10 +14,9 @@ import torch
 from torch import nn
 
 import iglu
-from iglu import integrations
+from iglu import integrations, zoo
 from iglu.integrations import transformers as integration
-from iglu.swapping import Swap, swap
-from iglu.swapping.slots import name_of
+from iglu.surgery import Swap, swap
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -141,6 +139,15 @@ def test_the_record_of_gpt2() -> None:
     assert model.config.activation_function == "iglu:0.5"
 
 
+@pytest.mark.parametrize(
+    ("name", "stated"), [("iglu", "iglu:5"), ("iglu_approx:learnable", "iglu_approx:learnable=5")]
+)
+def test_a_config_states_the_sigma_also_where_the_swap_left_it_to_the_default(name: str, stated: str) -> None:
+    model = gpt2()
+    silently(model, name)
+    assert model.config.activation_function == stated
+
+
 def test_swapping_back_restores_the_model_and_its_config(tmp_path: Path) -> None:
     model = gpt2(activation_function="gelu").eval()
     before = output(model)
@@ -155,7 +162,9 @@ def test_undo_restores_the_model_and_its_config(build: Any) -> None:
     model = build().eval()
     before, stated = output(model), model.config.to_dict()
     modules = dict(model.named_modules())
-    record = silently(model, "iglu:0.5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of mamba's F.silu, which its config cannot express
+        record = swap(model, "iglu:0.5")
     assert model.config.to_dict() != stated
     record.undo()
     assert model.config.to_dict() == stated
@@ -165,24 +174,53 @@ def test_undo_restores_the_model_and_its_config(build: Any) -> None:
 
 def test_a_second_swap_replaces_ours_and_the_config_follows(tmp_path: Path) -> None:
     model = gpt2()
-    for name in ("iglu:0.5", "iglu:learnable", "telu", "xatlu", "relu2", "iglu_approx:2"):
+    for name in ("iglu:0.5", "iglu:learnable=5", "telu", "xatlu", "relu2", "iglu_approx:2"):
         assert len(silently(model, name).replaced) == 2
         assert model.config.activation_function == name
         reload(model, tmp_path / name)
     model = mamba()
     for name in ("iglu:0.5", "iglu:3"):
-        assert len(silently(model, name).replaced) == 2
+        assert len(silently(model, name, only="*.activation").replaced) == 2
     assert model.backbone.layers[1].mixer.activation == "iglu:3"
 
 
-def test_a_saved_config_says_what_loading_it_needs(tmp_path: Path) -> None:
+def test_a_saved_model_says_what_loading_it_needs(tmp_path: Path) -> None:
     model = gpt2()
     silently(model, "iglu")
     model.save_pretrained(tmp_path)
-    assert "import iglu before from_pretrained" in (tmp_path / "config.json").read_text()
+    for file in ("config.json", "README.md"):
+        text = (tmp_path / file).read_text()
+        assert "import iglu" in text
+        assert "KeyError" in text
     silently(model, "gelu", only=iglu.IGLU)
+    model.save_pretrained(tmp_path / "back")
+    assert "iglu" not in (tmp_path / "back/config.json").read_text()
+    assert not (tmp_path / "back/README.md").exists()
+
+
+def test_a_model_built_from_a_name_says_so_too_and_loads_without_another_note(tmp_path: Path) -> None:
+    gpt2(activation_function="iglu:0.5").save_pretrained(tmp_path)
+    saved = (tmp_path / "config.json").read_text()
+    assert "import iglu" in saved
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    again.save_pretrained(tmp_path)
+    assert (tmp_path / "config.json").read_text() == saved
+
+
+def test_a_model_without_ours_is_saved_as_transformers_does(tmp_path: Path) -> None:
+    model = gpt2(head="identity", other="iglu")  # fields that only look like names of activations
+    model.transformer.drop = nn.Identity()
     model.save_pretrained(tmp_path)
-    assert "iglu" not in (tmp_path / "config.json").read_text()
+    assert "note" not in (tmp_path / "config.json").read_text()
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_a_model_card_that_exists_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    gpt2(activation_function="iglu:0.5").save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    gpt2(activation_function="iglu:0.5").save_pretrained(tmp_path / "worker", is_main_process=False)
+    assert not (tmp_path / "worker/README.md").exists()
 
 
 def test_an_instance_that_the_grammar_can_name_is_saved(tmp_path: Path) -> None:
@@ -220,7 +258,7 @@ def test_saving_a_model_without_ours_asks_nothing(tmp_path: Path, monkeypatch: p
 def test_sigmas_set_apart_that_no_config_can_express_are_warned_of_when_saved(tmp_path: Path) -> None:
     model = gpt2(activation_function="iglu:0.5")
     model.transformer.h[1].mlp.act.sigma = 5.0
-    with pytest.warns(UserWarning, match=r"No config can express what now stands at transformer\.h\.1\.mlp"):
+    with pytest.warns(UserWarning, match=r"No config can express the activations at transformer\.h\.1\.mlp"):
         model.save_pretrained(tmp_path)
     assert model.config.activation_function == "iglu:0.5"
 
@@ -248,7 +286,7 @@ def test_parts_of_a_nested_config_are_set_apart(tmp_path: Path) -> None:
 def test_what_one_field_cannot_say_leaves_the_config_alone(to: Any) -> None:
     model = gpt2()
     only = "transformer.h.0.*" if to == "iglu" else None
-    with pytest.warns(UserWarning, match="from_pretrained brings the old ones back"):
+    with pytest.warns(UserWarning, match="from_pretrained restores the old ones"):
         record = swap(model, to, only=only)
     assert model.config.activation_function == "gelu_new"
     assert record.not_saved == [each.place for each in record.replaced]
@@ -262,27 +300,106 @@ def test_hard_coded_activations_are_reported_as_not_saved(tmp_path: Path) -> Non
     assert record.not_saved == hard
     assert len(record.replaced) == 5
     # The record is right: those, and only those, come back as they were.
-    lost = activations(model).keys() - activations(reload(model, tmp_path)).keys()
-    assert sorted(lost) == hard
+    with pytest.warns(UserWarning, match="No config can express"):
+        again = reload(model, tmp_path)
+    assert sorted(activations(model).keys() - activations(again).keys()) == hard
 
 
-def test_a_call_of_a_module_level_object_is_reported() -> None:
-    model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**TEXT))
-    (call,) = silently(model, "iglu").functional
-    assert (call.place, call.call) == ("lm_head", "gelu(x)")
-    assert call.source.startswith("modeling_roberta.py:")
+def test_a_call_of_a_module_level_object_becomes_a_module_that_no_config_expresses(tmp_path: Path) -> None:
+    model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**TEXT)).eval()
+    with pytest.warns(UserWarning, match=r"of RobertaForMaskedLM \(lm_head\.gelu_1\)"):
+        record = swap(model, "iglu:learnable=0.5")
+    assert (record.functional, record.not_saved) == ([], ["lm_head.gelu_1"])
+    assert record.replaced[-1].source.startswith("modeling_roberta.py:")
+    nn.init.constant_(model.lm_head.gelu_1.log_sigma, 0.3)
+    with pytest.warns(UserWarning, match="lm_head"):
+        again = reload(model, tmp_path)
+    with pytest.warns(UserWarning, match="lm_head"):
+        swap(again, "iglu:learnable=0.5")
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(output(again), output(model))
+
+
+def test_calls_in_whispers_encoder_are_replaced() -> None:
+    config = transformers.WhisperConfig(
+        d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=64, num_mel_bins=8, max_source_positions=8,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperModel(config).eval()
+    x, ids = torch.randn(1, 8, 16), torch.tensor([[1, 5, 6]])
+    with torch.no_grad():
+        before = model(x, decoder_input_ids=ids)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            record = swap(model, "gelu", only="encoder.gelu_*")
+            assert [each.place for each in record.replaced] == ["encoder.gelu_1", "encoder.gelu_2"]
+            assert torch.equal(model(x, decoder_input_ids=ids)[0], before)
+            assert swap(model, "iglu:0.5").functional == []
+        assert not torch.equal(model(x, decoder_input_ids=ids)[0], before)
+
+
+def mobilenet() -> Any:
+    config = transformers.MobileNetV2Config(depth_multiplier=0.25, image_size=32)
+    return transformers.MobileNetV2ForSemanticSegmentation(config)
+
+
+def mobilevit() -> Any:
+    config = transformers.MobileViTConfig(
+        image_size=32, hidden_sizes=[16, 16, 16], neck_hidden_sizes=[8, 8, 8, 8, 8, 8, 16],
+        num_attention_heads=2, aspp_out_channels=8,
+    )  # fmt: skip
+    return transformers.MobileViTForSemanticSegmentation(config)
+
+
+@pytest.mark.parametrize("build", [mobilenet, mobilevit])
+def test_learned_sigmas_of_a_hard_coded_head_are_told_to_be_not_saved(build: Any, tmp_path: Path) -> None:
+    model = build().eval()
+    hard = [
+        f"{place}.activation"
+        for place, module in model.named_modules()
+        if place.startswith("segmentation_head") and isinstance(getattr(module, "activation", None), nn.ReLU)
+    ]
+    with pytest.warns(UserWarning, match=f"No config can express {len(hard)} of the new activations"):
+        record = swap(model, "iglu:learnable=0.5")
+    assert record.not_saved == hard
+    for module in activations(model).values():
+        nn.init.constant_(module.log_sigma, 0.3)
+    with pytest.warns(UserWarning, match="No config can express"):
+        again = reload(model, tmp_path)
+    assert sorted(activations(model).keys() - activations(again).keys()) == sorted(hard)
+    with pytest.warns(UserWarning, match=f"No config can express {len(hard)}"):
+        swap(again, "iglu:learnable=0.5")
+    again.load_state_dict(model.state_dict())
+    assert {module.log_sigma.item() for module in activations(again).values()} == {
+        model.get_parameter(f"{hard[0]}.log_sigma").item()
+    }
+
+
+def test_a_swap_and_its_undo_leave_every_training_flag() -> None:
+    model = mamba()
+    model.backbone.layers[0].mixer.act.eval()  # alone
+    model.backbone.layers[1].mixer.eval().act.train()
+    flags = {name: module.training for name, module in model.named_modules()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record = swap(model, "iglu:0.5")
+    now = {name: module.training for name, module in model.named_modules()}
+    assert {name: now[name] for name in flags} == flags
+    record.undo()
+    assert {name: module.training for name, module in model.named_modules()} == flags
 
 
 def test_a_name_looked_up_in_forward_is_replaced_if_sigma_is_fixed(tmp_path: Path) -> None:
     model = mamba()
     before = output(model)
-    record = silently(model, "iglu:0.5")
-    # The mixer keeps the same activation as a module too, which it never calls: one entry a layer.
+    record = silently(model, "iglu:0.5", only="*.activation")
+    # The mixer keeps the same activation as a module too, which it never calls: one entry per layer.
     assert [each.place for each in record.replaced] == [
         f"backbone.layers.{layer}.mixer.activation" for layer in (0, 1)
     ]
+    assert all(each.source.startswith("modeling_mamba.py:") for each in record.replaced)
     assert {each.sigma for each in activations(model).values()} == {0.5}
-    assert {each.call for each in record.functional} == {"F.silu(z)"}
     assert not torch.allclose(output(model), before)
     assert torch.equal(output(reload(model, tmp_path)), output(model))
 
@@ -304,7 +421,9 @@ HYBRIDS = {
 def test_a_mixer_that_keeps_its_activation_twice_is_one_entry(kind: str) -> None:
     options = {**TEXT, "num_key_value_heads": 2, **HYBRIDS[kind]}
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**options))
-    record = swap(model, "iglu:0.5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the config of Jamba governs another place too
+        record = swap(model, "iglu:0.5", only="*.activation")
     mixers = [each.place for each in record.replaced if each.place.endswith(".activation")]
     assert mixers
     owners = [each.place.rpartition(".")[0] for each in record.replaced]
@@ -315,11 +434,26 @@ def test_a_mixer_that_keeps_its_activation_twice_is_one_entry(kind: str) -> None
     output(model)
 
 
+def test_each_activation_of_a_linear_attention_is_one_entry() -> None:
+    config = transformers.OlmoHybridConfig(**TEXT, num_key_value_heads=2)
+    model = transformers.OlmoHybridForCausalLM(config)
+    with pytest.warns(UserWarning, match=r"No config can express 1 .*linear_attn\.o_norm\.activation"):
+        record = swap(model, "iglu:0.5")
+    assert sorted(each.place for each in record.replaced) == [
+        "model.layers.0.linear_attn.activation", "model.layers.0.linear_attn.o_norm.activation",
+        "model.layers.0.mlp.act_fn", "model.layers.1.mlp.act_fn",
+    ]  # fmt: skip
+    output(model)
+
+
 def test_a_name_looked_up_in_forward_is_reported_if_sigma_learns() -> None:
     model = mamba()
-    with pytest.warns(UserWarning, match="mixer.activation: silu, a name looked up at every forward"):
-        record = swap(model, "iglu:learnable")
+    with pytest.warns(UserWarning, match="looked up at every forward"):
+        record = swap(model, "iglu:learnable", only="*.activation")
     assert record.replaced == []
+    assert {each.reason for each in record.functional} == {
+        "a name that is looked up at every forward cannot hold what is learned"
+    }
     assert "ACT2FN[activation]" in {each.call for each in record.functional}
     assert model.config.hidden_act == "silu"
     output(model)
@@ -461,15 +595,23 @@ from transformers.models.patchtst import modeling_patchtst
 config = GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, activation_function="iglu:0.5")
 print(GPT2LMHeadModel(config).transformer.h[0].mlp.act, modeling_patchtst.ACT2CLS["iglu:2"]())
 assert sys.modules["transformers.modeling_utils"].__loader__.get_filename().endswith("modeling_utils.py")
+import transformers.trainer
+assert hasattr(transformers.trainer.Trainer.get_decay_parameter_names, "knows_iglu")
 assert not any(type(finder).__module__.startswith("iglu") for finder in sys.meta_path)
 """
 
 
 @pytest.mark.parametrize(
-    "imports", ["import iglu; assert 'transformers' not in sys.modules", "import transformers, iglu"]
+    "imports",
+    [
+        "import iglu; assert 'transformers' not in sys.modules",
+        "import transformers, iglu",
+        "import transformers.trainer, iglu",
+        "import iglu, transformers.trainer",
+    ],
 )
 def test_a_config_may_name_ours_wherever_iglu_is_imported(imports: str) -> None:
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import conftest\n"
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torchvision_operators\n"
     found = subprocess.run(
         [sys.executable, "-c", script + _NAMED.format(imports=imports)],
         capture_output=True, text=True, check=False,
@@ -492,7 +634,7 @@ print(transformers.activations.ACT2FN["iglu:0.5"])
 
 
 def test_an_import_of_transformers_that_failed_may_be_tried_again() -> None:
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import conftest\n"
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torchvision_operators\n"
     found = subprocess.run(
         [sys.executable, "-c", script + _RETRIED], capture_output=True, text=True, check=False
     )
@@ -505,7 +647,7 @@ def test_a_broken_torchvision_is_named_as_the_cause(library: str, monkeypatch: p
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(integrations, "import_module", broken)
-    with pytest.raises(ImportError, match=f"{library} cannot be imported, because the torchvision") as caught:
+    with pytest.raises(ImportError, match=f"{library} .*torchvision::nms does not exist") as caught:
         integrations.require(library, "anything")
     # timm cannot be imported without torchvision either
     assert ("uninstall" in str(caught.value)) == (library == "transformers")
@@ -516,29 +658,57 @@ def test_a_missing_library_is_named_with_its_remedy() -> None:
         integrations.require("not_there", "anything")
 
 
-# --------------------------------------------------------------------------------------- what 0.1.0 saved
+class Factor(nn.Module):
+    """An activation of the user that learns a factor, which starts at 3."""
 
-FIRST = Path(__file__).parent / "fixtures" / "0.1.0"
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.factor, 3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * torch.sin(x)
 
 
-def test_a_model_saved_by_0_1_0_is_loaded_with_its_learned_sigmas() -> None:
-    model = transformers.GPT2LMHeadModel.from_pretrained(FIRST / "gpt2-learnable").eval()
-    assert [module.log_sigma.item() for module in activations(model).values()] == [0.25, -1.5]
+def test_a_registered_activation_is_a_name_and_is_initialised_where_a_checkpoint_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "ZOO", dict(zoo.ZOO))
+    iglu.register_activation("factor", Factor)
+    gpt2().save_pretrained(tmp_path)
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, activation_function="factor")
+    assert [block.mlp.act.factor.item() for block in model.transformer.h] == [3.0, 3.0]
     with torch.no_grad():
-        logits = model(torch.arange(8).unsqueeze(0)).logits[0]
-    expected = torch.tensor(json.loads((FIRST / "gpt2-learnable" / "logits.json").read_text()))
-    torch.testing.assert_close(logits, expected)
+        model.transformer.h[1].mlp.act.factor.fill_(7.0)
+    again = reload(model, tmp_path / "again")
+    assert [block.mlp.act.factor.item() for block in again.transformer.h] == [3.0, 7.0]
 
 
-@pytest.mark.parametrize(
-    ("folder", "kind", "expected"),
-    [
-        ("gpt2-fixed", "GPT2LMHeadModel", {"iglu_approx:5"}),
-        ("t5", "T5ForConditionalGeneration", {"iglu:0.5"}),
-        ("clip", "CLIPModel", {"iglu:0.5", "iglu:2"}),
-    ],
-)
-def test_configs_saved_by_0_1_0_build_their_models(folder: str, kind: str, expected: set[str]) -> None:
-    config = transformers.AutoConfig.from_pretrained(FIRST / folder)
-    model = getattr(transformers, kind)(config)
-    assert {name_of(module) for module in activations(model).values()} == expected
+# --------------------------------------------------------------------------------------- Trainer
+
+
+def decayed(model: Any, folder: Path) -> set[str]:
+    """The names of the parameters that the Trainer's own optimizer decays."""
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+    arguments = transformers.TrainingArguments(str(folder), weight_decay=0.1, use_cpu=True, report_to=[])
+    groups = transformers.Trainer(model, arguments).create_optimizer().param_groups
+    found = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert len(found) == len(list(model.parameters()))
+    return {name for name, parameter in model.named_parameters() if found[id(parameter)] > 0}
+
+
+@pytest.mark.parametrize("name", ["iglu:learnable=5", "iglu_approx:learnable", "factor"])
+def test_the_optimizer_of_the_trainer_decays_no_parameter_of_an_activation(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "ZOO", dict(zoo.ZOO))
+    iglu.register_activation("factor", Factor)
+    model = gpt2()
+    expected = decayed(gpt2(), tmp_path)
+    assert "transformer.h.0.mlp.c_fc.weight" in expected
+    iglu.swap(model, name)
+    assert any(".act." in parameter for parameter, _ in model.named_parameters())
+    assert decayed(model, tmp_path) == expected

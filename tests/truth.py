@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import iglu
-from iglu.kernels import cpu
+from iglu.kernels import native
 
 LONG = np.longdouble
 # 4 arctan(1): numpy's own pi is only a double
@@ -29,9 +29,9 @@ needs_extended = pytest.mark.skipif(
 
 
 # Where the loops are required (set where they were built) a build that lacks them fails, and says why.
-if cpu.loops is None and os.environ.get("IGLU_REQUIRE_LOOPS"):
-    raise ImportError(f"IGLU_REQUIRE_LOOPS is set, but {cpu.why_none}")
-needs_loops = pytest.mark.skipif(cpu.loops is None, reason=cpu.why_none)
+if native.loops is None and os.environ.get("IGLU_REQUIRE_LOOPS"):
+    raise ImportError(f"IGLU_REQUIRE_LOOPS is set, but {native.unavailable_reason}")
+needs_loops = pytest.mark.skipif(native.loops is None, reason=native.unavailable_reason)
 
 # torch.compile writes C++ for the CPU, and calls this compiler.
 _CXX = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
@@ -54,7 +54,7 @@ def exact_value(x: np.ndarray, sigma: float) -> np.ndarray:
         return np.where(np.isneginf(x), -1 / (PI * LONG(sigma)), x * exact_gate(x, sigma))
 
 
-def exact_slope(x: np.ndarray, sigma: float) -> np.ndarray:
+def exact_df_dx(x: np.ndarray, sigma: float) -> np.ndarray:
     u = LONG(sigma) * x
     with np.errstate(all="ignore"):
         t = 1 / np.abs(u)
@@ -66,7 +66,7 @@ def exact_slope(x: np.ndarray, sigma: float) -> np.ndarray:
     return np.where(np.isnan(x), x, np.where(u < 0, tail, 1 - tail))
 
 
-def exact_by_sigma(x: np.ndarray, sigma: float) -> np.ndarray:
+def exact_df_dsigma(x: np.ndarray, sigma: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         ordinary = x * x / (PI * (1 + (LONG(sigma) * x) ** 2))
     return np.where(np.isinf(x), 1 / (PI * LONG(sigma) ** 2), ordinary)
@@ -84,23 +84,23 @@ def rational_value(x: np.ndarray, sigma: float) -> np.ndarray:
         return np.where(np.isinf(x), limit, x * rational_gate(x, sigma))
 
 
-def rational_slope(x: np.ndarray, sigma: float) -> np.ndarray:
+def rational_df_dx(x: np.ndarray, sigma: float) -> np.ndarray:
     u = LONG(sigma) * x
     tail = 1 / (2 * (1 + np.abs(u)) ** 2)
     return np.where(np.isnan(x), x, np.where(u < 0, tail, 1 - tail))
 
 
-def rational_by_sigma(x: np.ndarray, sigma: float) -> np.ndarray:
+def rational_df_dsigma(x: np.ndarray, sigma: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         ordinary = (x / (1 + np.abs(LONG(sigma) * x))) ** 2 / 2
     return np.where(np.isinf(x), 1 / (2 * LONG(sigma) ** 2), ordinary)
 
 
-def exact_curvature(x: np.ndarray, sigma: float) -> np.ndarray:
+def exact_d2f_dx2(x: np.ndarray, sigma: float) -> np.ndarray:
     return 2 * LONG(sigma) / (PI * (1 + (LONG(sigma) * x) ** 2) ** 2)
 
 
-def rational_curvature(x: np.ndarray, sigma: float) -> np.ndarray:
+def rational_d2f_dx2(x: np.ndarray, sigma: float) -> np.ndarray:
     return LONG(sigma) / (1 + np.abs(LONG(sigma) * x)) ** 3
 
 
@@ -110,7 +110,7 @@ def evaluate(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> torc
         return iglu.iglu(x, sigma, approximate=approximate)
     if kind == "gate":
         return iglu.iglu_gate(x, sigma, approximate=approximate)
-    if kind == "slope":
+    if kind == "df_dx":
         leaf = x.detach().clone().requires_grad_()
         (slope,) = torch.autograd.grad(
             iglu.iglu(leaf, sigma, approximate=approximate), leaf, torch.ones_like(x)
@@ -126,14 +126,14 @@ def evaluate(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> torc
 TRUTH = {
     ("none", "value"): exact_value,
     ("none", "gate"): exact_gate,
-    ("none", "slope"): exact_slope,
-    ("none", "by_sigma"): exact_by_sigma,
+    ("none", "df_dx"): exact_df_dx,
+    ("none", "df_dsigma"): exact_df_dsigma,
     ("rational", "value"): rational_value,
     ("rational", "gate"): rational_gate,
-    ("rational", "slope"): rational_slope,
-    ("rational", "by_sigma"): rational_by_sigma,
-    ("none", "curvature"): exact_curvature,
-    ("rational", "curvature"): rational_curvature,
+    ("rational", "df_dx"): rational_df_dx,
+    ("rational", "df_dsigma"): rational_df_dsigma,
+    ("none", "d2f_dx2"): exact_d2f_dx2,
+    ("rational", "d2f_dx2"): rational_d2f_dx2,
 }
 
 
@@ -199,7 +199,7 @@ def inverse(y: float, sigma: float, approximate: str) -> mpmath.mpf | None:
         return u / mpmath.mpf(sigma)
 
 
-def log_slope(x: float, sigma: float, approximate: str) -> mpmath.mpf:
+def log_derivative(x: float, sigma: float, approximate: str) -> mpmath.mpf:
     with mpmath.workdps(60):
         u = mpmath.mpf(x) * mpmath.mpf(sigma)
         tail = _slope_tail(abs(u), approximate)

@@ -1,13 +1,13 @@
-/* Checks the float32 kernels at every float there is, by hand, in minutes: the worst error in units in the
- * last place, and where, of value and slope, exact and rational, at sigma = 1 and 0.7, against double.
+/* Checks the float32 kernels at every float, in a few minutes: the largest error in units in the last place, and where,
+ * of f and df/dx, exact and rational, at sigma = 1 and 0.7, compared with independent formulas in double.  If the
+ * function itself changes, change truth() too.
  *
- *   cd iglu/kernels/cpu
+ *   cd iglu/kernels/csrc
  *   gcc -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -I. \
  *       -o ~/check_float32 ../../../tools/check_float32.c run.c baseline.c avx2.c avx512.c -O3 -lm -lpthread
  *   ~/check_float32 avx2   (every float; ~/check_float32 avx2 61: every 61st)
  *
- * Where the true result is subnormal or overflows only NaN is looked for.  Exits with 1 where an error is beyond its
- * limit. */
+ * Where the true result is subnormal or overflows, only NaN is an error.  Exits with 1 if an error exceeds its limit. */
 
 #include <math.h>
 #include <pthread.h>
@@ -22,8 +22,8 @@
 #define CHUNK 4096
 #define PI 3.141592653589793
 
-enum { EXACT_VALUE, EXACT_SLOPE, RATIONAL_VALUE, RATIONAL_SLOPE, KINDS };
-static const char *const names[] = {"exact value", "exact slope", "rational value", "rational slope"};
+enum { EXACT_VALUE, EXACT_DF_DX, RATIONAL_VALUE, RATIONAL_DF_DX, KINDS };
+static const char *const names[] = {"exact value", "exact df/dx", "rational value", "rational df/dx"};
 static const double limits[] = {2.1, 3.9, 2.1, 3.9};
 static const double sigmas[] = {1, 0.7};
 
@@ -33,19 +33,19 @@ typedef struct {
     float where[KINDS];
 } share;
 
-/* With t = 1/|u|: arctan(t) and arctan(t) - t/(1+t^2), the latter, where it would cancel, by its series. */
+/* With t = 1/|u|: arctan(t), and arctan(t) - t/(1+t^2) by its series where it would cancel. */
 static void truth(double x, double sigma, double *result)
 {
     double a = fabs(sigma * x), t = 1 / a, z = t * t;
     double angle = a == 0 ? PI / 2 : atan(t);
     double rest = 8. / 9 - z * (10. / 11 - z * 12. / 13);
     double series = t * z * (2. / 3 - z * (4. / 5 - z * (6. / 7 - z * rest)));
-    double slope_tail = (a == 0 ? PI / 2 : t < 0.05 ? series : angle - 1 / (a + t)) / PI;
-    double gate_tail = angle / PI, lomax = 1 / (1 + a);
+    double df_dx_tail = (a == 0 ? PI / 2 : t < 0.05 ? series : angle - 1 / (a + t)) / PI;
+    double gate_tail = angle / PI, r = 1 / (1 + a);
     result[EXACT_VALUE] = x < 0 ? x * gate_tail : x * (1 - gate_tail);
-    result[EXACT_SLOPE] = x < 0 ? slope_tail : 1 - slope_tail;
-    result[RATIONAL_VALUE] = x < 0 ? x * lomax / 2 : x * (1 - lomax / 2);
-    result[RATIONAL_SLOPE] = x < 0 ? lomax * lomax / 2 : 1 - lomax * lomax / 2;
+    result[EXACT_DF_DX] = x < 0 ? df_dx_tail : 1 - df_dx_tail;
+    result[RATIONAL_VALUE] = x < 0 ? x * r / 2 : x * (1 - r / 2);
+    result[RATIONAL_DF_DX] = x < 0 ? r * r / 2 : 1 - r * r / 2;
 }
 
 static void check(share *s, const float *x, int n)
@@ -53,13 +53,13 @@ static void check(share *s, const float *x, int n)
     static const float one = 1;
     float y[KINDS][CHUNK];
     for (int kind = 0; kind < KINDS; kind++) {
-        int slope = kind == EXACT_SLOPE || kind == RATIONAL_SLOPE;
+        int is_df_dx = kind == EXACT_DF_DX || kind == RATIONAL_DF_DX;
         iglu_call call = {.dimensions = 1, .sizes = {n}, .sigma = s->sigma};
         call.data[IGLU_X] = (char *)x, call.strides[IGLU_X][0] = 1;
         call.data[IGLU_FIRST] = (char *)y[kind], call.strides[IGLU_FIRST][0] = 1;
-        if (slope)
-            call.data[IGLU_GRAD] = (char *)&one; /* one value for all */
-        iglu_run(slope ? IGLU_VALUE_BACKWARD : IGLU_VALUE, kind < RATIONAL_VALUE ? IGLU_EXACT : IGLU_RATIONAL,
+        if (is_df_dx)
+            call.data[IGLU_GRAD] = (char *)&one; /* stride 0 */
+        iglu_run(is_df_dx ? IGLU_VALUE_BACKWARD : IGLU_VALUE, kind < RATIONAL_VALUE ? IGLU_EXACT : IGLU_RATIONAL,
                  IGLU_F32, &call);
     }
     for (int i = 0; i < n; i++) {
@@ -103,7 +103,7 @@ static void *work(void *argument)
 int main(int count, char **arguments)
 {
     if (count < 2 || iglu_use(arguments[1]) != 0) {
-        fprintf(stderr, "usage: %s baseline|avx2|avx512 [stride], a set of this processor\n", arguments[0]);
+        fprintf(stderr, "usage: %s baseline|avx2|avx512 [stride]; the instruction set must be supported by this processor\n", arguments[0]);
         return 2;
     }
     uint64_t stride = count > 2 ? strtoull(arguments[2], NULL, 10) : 1, all = 1ull << 32;
@@ -123,7 +123,7 @@ int main(int count, char **arguments)
             int worse = shares[1].worst[kind] > shares[0].worst[kind];
             double worst = shares[worse].worst[kind];
             printf("sigma %-4g %-15s %.3f ulp at x = %.9g%s\n", sigmas[s], names[kind], worst,
-                   shares[worse].where[kind], worst > limits[kind] ? ": too much" : "");
+                   shares[worse].where[kind], worst > limits[kind] ? ": exceeds the limit" : "");
             failed |= worst > limits[kind];
         }
         fflush(stdout);

@@ -1,9 +1,8 @@
-"""The evidence as README.md and docs/ tell it, rebuilt from the rows of results/evidence; no figure is typed.
+"""Rebuild the measured results in README.md and docs/ from the rows; no figure is typed by hand.
 
     python tools/evidence.py
 
-What stands between ``<!-- evidence: NAME -->`` and ``<!-- /evidence -->`` is replaced by the block of that
-name.
+The text between ``<!-- evidence: NAME -->`` and ``<!-- /evidence -->`` is replaced by the block of that name.
 """
 
 from __future__ import annotations
@@ -13,22 +12,32 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from iglu.lab.report.answer import all_tasks, answer_table, headlines
-from iglu.lab.report.claims import all_claims
-from iglu.lab.report.gather import Gathered, gather
-from iglu.lab.report.sigmas import rules_table
-from iglu.lab.results.tables import Table, markdown
+from iglu_lab.report.claims import all_claims
+from iglu_lab.report.comparisons import all_tasks
+from iglu_lab.report.gather import Gathered, gather
+from iglu_lab.report.second_round import second_round_tables
+from iglu_lab.report.sigmas import rules_table
+from iglu_lab.report.summary import cost_table, headlines, limits, loss_table, per_sigma_table, summary_table
+from iglu_lab.stats.tabulate import Table, markdown, plain_markdown
+from iglu_lab.storage import RESULTS
 
 ROOT = pathlib.Path(__file__).parent.parent
-EVIDENCE = ROOT / "results" / "evidence"
+EVIDENCE = RESULTS / "evidence"
 PAGES = (ROOT / "README.md", EVIDENCE / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- /evidence -->)", re.DOTALL)
 
 
-def answer(found: Gathered) -> str:
-    """Where IGLU was better than ReLU and GELU, where not, and by how much."""
-    tasks = all_tasks(found)
-    return " ".join(headlines(tasks)) + "\n\n" + markdown(answer_table(tasks))
+def read_rows() -> Gathered:
+    """The grids and the step times that are shown next to them."""
+    return gather([EVIDENCE, RESULTS / "benchmarks"])
+
+
+def _joined(tables: list[Table]) -> str:
+    return "\n\n".join(markdown(table).strip() for table in tables)
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {plain_markdown(line)}" for line in lines)
 
 
 def claims(found: Gathered) -> str:
@@ -39,49 +48,50 @@ def claims(found: Gathered) -> str:
         if claim.reduced is not None
     ]
     names = ("claim of the paper", "at the reduced scale", "which is")
-    return markdown(Table.of("claims", "What the claims come to", names, rows))
-
-
-def sigma_rules(found: Gathered) -> str:
-    """What the rules of ``iglu.probe`` gained over "take 1"."""
-    return "\n\n".join(markdown(table) for table in rules_table(found.evidence))
+    return markdown(Table.of("claims", "The paper's claims at the reduced scale", names, rows))
 
 
 def runs(found: Gathered) -> str:
-    """What has been run of each grid, and the time it took."""
+    """The number of runs of each grid, and the time they took."""
     rows: list[tuple[Any, ...]] = []
-    for evidence in found.evidence:
-        samples = [each for of in evidence.samples.values() for each in of.values()]
-        done = [run for each in samples for run in (*each.runs, *each.diverged)]
-        diverged = sum(len(each.diverged) for each in samples)
-        minutes = sum(row["seconds"] + row["test_seconds"] for run in done for row in run.history) / 60
+    for planned in found.planned:
+        done = [run for run in planned.recorded if run.is_complete or run.status == "diverged"]
+        diverged = sum(run.status == "diverged" for run in done)
+        minutes = sum(run.seconds for run in done) / 60
         where = dict.fromkeys(f"{run.provenance['commit'][:7]}, {run.provenance['cpu']}" for run in done)
-        counts = (len(done), len(evidence.grid.runs), diverged, round(minutes))
-        rows.append((f"{evidence.grid.title}.toml", *counts, "; ".join(where)))
+        counts = (len(done), len(planned.grid.runs), diverged, minutes)
+        rows.append((f"{planned.grid.title}.toml", *counts, "; ".join(where)))
     _, *counted, _ = zip(*rows, strict=True)
     rows.append(("together", *map(sum, counted), ""))
+    rows = [(*row[:4], round(row[4]), row[5]) for row in rows]
     names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
     return markdown(Table.of("runs", "What has been run", names, rows))
 
 
 BLOCKS: dict[str, Callable[[Gathered], str]] = {
-    "answer": answer,
+    "headline": lambda found: _bullets(headlines(all_tasks(found))),
+    "summary": lambda found: _joined([summary_table(all_tasks(found))]),
+    "per-sigma": lambda found: _joined([per_sigma_table(all_tasks(found))]),
+    "test-loss": lambda found: _joined(loss_table(all_tasks(found))),
+    "cost": lambda found: _joined(cost_table(all_tasks(found), found.sessions)),
+    "limits": lambda found: _bullets(limits(found)),
+    "second-round": lambda found: _joined(second_round_tables(found)),
     "claims": claims,
     "runs": runs,
-    "sigma-rules": sigma_rules,
+    "sigma-rules": lambda found: _joined(rules_table(found.first_round)),
 }
 
 
-def told(text: str, found: Gathered) -> str:
-    """A page with its blocks as the rows have them."""
+def with_blocks(text: str, found: Gathered) -> str:
+    """A page with its blocks rebuilt from the rows."""
     return _BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](found).strip()}\n\n{block[3]}", text)
 
 
 def main() -> None:
-    found = gather([EVIDENCE])
+    found = read_rows()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        new = told(text, found)
+        new = with_blocks(text, found)
         if new != text:
             page.write_text(new, encoding="utf-8")
             print(page.relative_to(ROOT))

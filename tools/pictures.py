@@ -20,9 +20,16 @@ from torch.nn import functional as F
 
 import iglu
 from iglu.formulas import EXACT
-from iglu.lab.models.gpt2 import GPT2, GPT2Config
-from iglu.lab.report.figures.functions import tail_panel
-from iglu.lab.results.style import BLACK, BLUE, GREEN, ORANGE, OTHER, VERMILION, line, pictures
+from iglu_lab import compare
+from iglu_lab.comparing.output import forest_figure
+from iglu_lab.models.gpt2 import GPT2, GPT2Config
+from iglu_lab.report.comparisons import all_tasks
+from iglu_lab.report.content import ComparedTask, Difference
+from iglu_lab.report.figures.functions import tail_panel
+from iglu_lab.report.figures.render import draw, draw_panel
+from iglu_lab.report.gather import gather
+from iglu_lab.stats.style import BLACK, BLUE, GREEN, ORANGE, OTHER, VERMILION, line, pictures
+from iglu_lab.storage import RESULTS
 
 Function = Callable[[Tensor], Tensor]
 
@@ -40,11 +47,10 @@ def function_picture() -> Any:
 
 
 def tail_picture() -> Any:
-    """The gradient in the negative tail: the direct formula's noise beside the true power law."""
+    """The gradient in the negative tail: the noise of the textbook formula, and the true power law."""
     figure, panels = pyplot.subplots(1, 2, figsize=(7.2, 3.9), sharey=True)
     for axes, dtype in zip(panels, (torch.float32, torch.bfloat16), strict=True):
-        tail_panel(axes, dtype)
-    panels[0].set_ylabel("gradient (magnitude)")
+        draw_panel(axes, tail_panel(dtype))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     return figure
@@ -56,9 +62,9 @@ def error_picture() -> Any:
     figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
     for dtype, colours in ((torch.float32, (VERMILION, BLUE)), (torch.bfloat16, (ORANGE, GREEN))):
         u = torch.logspace(0, 5, 20_000, dtype=torch.float64).to(dtype)
-        truth = EXACT.slope(-u.double(), 1.0)
+        truth = EXACT.df_dx(-u.double(), 1.0)
         direct = _gradient(lambda x: x * EXACT.textbook_gate(x, 1.0), -u)
-        ours = _gradient(iglu.iglu, -u)
+        ours = _gradient(functools.partial(iglu.iglu, sigma=1.0), -u)
         whose = ((direct, "textbook formula", "-"), (ours, "this library", "--"))
         for colour, (slope, who, style) in zip(colours, whose, strict=True):
             error = (slope.double() / truth - 1).abs()
@@ -73,21 +79,111 @@ def error_picture() -> Any:
     return figure
 
 
+def compare_picture() -> Any:
+    """The forest plot of the example docs/examples/compare_digits.py."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "docs/examples"))
+    names = ["relu", "gelu", "silu", "iglu:5"]
+    with tempfile.TemporaryDirectory() as folder:
+        work = "compare_digits:train"
+        result = compare(work, names, metric="acc", seeds=5, margin=0.5, jobs=2, threads=1, out=folder)
+    return draw(forest_figure(result, result.compared))
+
+
+_FOREST = {  # activation and reference: colour and marker
+    ("iglu:5", "relu"): (BLUE, "o"),
+    ("iglu:5", "gelu"): (BLUE, "D"),
+    ("iglu:0.5", "relu"): (VERMILION, "o"),
+    ("iglu:0.5", "gelu"): (VERMILION, "D"),
+}
+
+
+def forest_picture() -> Any:
+    """sigma = 5 and sigma = 0.5 compared with ReLU and GELU on every planned task; right is better."""
+    tasks = [task for task in all_tasks(gather([RESULTS / "evidence"])) if task.grid]
+    panels = {
+        "points of accuracy": [task for task in tasks if task.metric == "test_acc"],
+        "per cent of perplexity": [task for task in tasks if task.metric == "perplexity"],
+    }
+    figure, grid = pyplot.subplots(
+        2, 1, figsize=(8, 7.2), height_ratios=[len(chosen) + 0.8 for chosen in panels.values()]
+    )
+    for axes, (unit, chosen) in zip(grid, panels.items(), strict=True):
+        for place, task in enumerate(chosen):
+            _forest_line(axes, place, task)
+        axes.axvline(0, color=BLACK, linewidth=0.9)
+        names = [_forest_name(task) for task in chosen]
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.45, -0.55)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        for place in range(1, len(names)):
+            axes.axhline(place - 0.5, color="#E5E5E5", linewidth=0.8)
+        axes.set_xlabel(f"difference in {unit}      better \N{RIGHTWARDS ARROW}")
+    labels = {
+        "iglu:5": r"IGLU, $\sigma$ = 5",
+        "iglu:0.5": r"IGLU, $\sigma$ = 0.5",
+        "relu": "ReLU",
+        "gelu": "GELU",
+    }
+    for (name, reference), (colour, marker) in _FOREST.items():
+        sigma = name.partition(":")[2]
+        text = rf"IGLU, $\sigma$ = {sigma}, minus {labels[reference]}"
+        grid[0].plot([], [], marker, color=colour, markersize=5, label=text)
+    handles, texts = grid[0].get_legend_handles_labels()
+    title = "mean and 95% interval, paired by seed; filled: significant after Holm's correction"
+    figure.legend(
+        handles, texts, loc="outside lower center", ncols=2, fontsize=8.5, title=title, title_fontsize=8.5
+    )
+    return figure
+
+
+def _forest_line(axes: Any, place: int, task: ComparedTask) -> None:
+    """The four comparisons of a task, one under the other."""
+    for number, ((name, reference), (colour, marker)) in enumerate(_FOREST.items()):
+        one = next((one for one in task.differences_to(reference) if one.activation == name), None)
+        if one is not None:
+            value, low, high = _forest_values(one)
+            y = place + 0.19 * (number - 1.5)
+            axes.plot([low, high], [y, y], color=colour, linewidth=1.4)
+            face = colour if one.category in ("better", "worse") else "white"
+            axes.plot(value, y, marker, color=colour, markersize=4.5, markerfacecolor=face)
+
+
+def _forest_values(one: Difference) -> tuple[float, float, float]:
+    """Signed so that above 0 is better; of a perplexity in per cent of the reference's."""
+    scale = 100 / one.reference_mean if one.metric == "perplexity" else 1.0
+    return one.gain.value * scale, one.gain.low * scale, one.gain.high * scale
+
+
+_MODELS = {"resnet8": "ResNet-8", "vit-mini": "ViT", "gpt2-mini": "GPT-2 mini", "gpt2-nano": "GPT-2 nano"}
+_DATA = {"cifar10": "CIFAR-10", "digits": "digits", "wikitext-2": "WikiText-2", "python": "Python source"}
+
+
+def _forest_name(task: ComparedTask) -> str:
+    setting = next(iter(task.samples.values())).setting
+    ratio = f" {setting.ratio:g}:1" if setting.ratio > 1 else ""
+    norm = "" if setting.norm else ", no norm."
+    return f"{_MODELS[setting.model]}, {_DATA[setting.dataset]}{ratio}{norm}"
+
+
 def slope_picture() -> Any:
     """First and second derivatives."""
     x = torch.linspace(-6, 6, 1201, dtype=torch.float64)
     figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.4))
     shown: dict[str, tuple[str, Function]] = {
-        "iglu": (r"IGLU, $\sigma$ = 1", iglu.iglu),
-        "iglu_approx": (r"IGLU-Approx, $\sigma$ = 1", functools.partial(iglu.iglu, approximate="rational")),
+        "iglu": (r"IGLU, $\sigma$ = 1", functools.partial(iglu.iglu, sigma=1.0)),
+        "iglu_approx": (
+            r"IGLU-Approx, $\sigma$ = 1",
+            functools.partial(iglu.iglu, sigma=1.0, approximate="rational"),
+        ),
         "gelu": ("GELU", F.gelu),
         "silu": ("SiLU", F.silu),
     }
     for name, (label, function) in shown.items():
-        slope = functools.partial(_slope, function)
-        for axes, values in zip(panels, (_gradient(function, x), _gradient(slope, x)), strict=True):
+        first = functools.partial(_derivative, function)
+        for axes, values in zip(panels, (_gradient(function, x), _gradient(first, x)), strict=True):
             axes.plot(x, values, label=label, **line(name))
-    for axes, title in zip(panels, ("slope", "curvature"), strict=True):
+    for axes, title in zip(panels, ("first derivative", "second derivative"), strict=True):
         axes.axhline(0, color=BLACK, linewidth=0.7)
         axes.set(xlabel="x", title=title, xlim=(-6, 6))
     panels[0].axhline(1, color=BLACK, linewidth=0.7)
@@ -128,7 +224,7 @@ def _watched_training(folder: pathlib.Path) -> list[dict[str, str]]:
         def __init__(self) -> None:
             super().__init__()
             sizes = GPT2Config(vocabulary=256, context=128, width=64, heads=2, layers=4)
-            self.model = GPT2(sizes, lambda: iglu.create("iglu:learnable"))
+            self.model = GPT2(sizes, lambda: iglu.create("iglu:learnable=1"))
 
         def training_step(self, tokens: Tensor, index: int) -> Tensor:
             return F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -152,13 +248,13 @@ def _gradient(function: Function, x: Tensor) -> Tensor:
     return torch.autograd.grad(function(leaf).sum(), leaf)[0]
 
 
-def _slope(function: Function, x: Tensor) -> Tensor:
-    """To be differentiated once more."""
+def _derivative(function: Function, x: Tensor) -> Tensor:
+    """The derivative, with its graph, to be differentiated again."""
     return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
 
 
 def _page(name: str) -> dict[str, Any]:
-    """What the Python of a page of the documentation leaves behind: what is drawn is what is shown."""
+    """The variables that the code of a docs page defines: the picture shows what the page computes."""
     text = (pathlib.Path(__file__).parent.parent / "docs" / f"{name}.md").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
@@ -167,24 +263,24 @@ def _page(name: str) -> dict[str, Any]:
 
 
 def flow_picture() -> Any:
-    """A density that a flow with IGLU in it was fitted to."""
+    """A density fitted by a flow that contains IGLU."""
     page = _page("inverse")
     figure, axes = pyplot.subplots(figsize=(7.2, 3.4))
-    axes.hist(page["data"], bins=60, density=True, color=OTHER, label="2,000 samples of a gamma law")
+    axes.hist(page["data"], bins=60, density=True, color=OTHER, label="2,000 samples of a gamma distribution")
     y = torch.linspace(-2, 9, 1101, dtype=torch.float64)
     above = y[y > page["data"].min()]
     with torch.no_grad():
         density = page["flow"]().log_prob(above).exp()
     normal = torch.distributions.Normal(page["data"].mean(), page["data"].std())
-    axes.plot(above, density, color=BLUE, linewidth=1.8, label="normal law through IGLU, five numbers fitted")
-    axes.plot(y, normal.log_prob(y).exp(), color=VERMILION, linestyle="--", label="normal law")
+    axes.plot(above, density, color=BLUE, linewidth=1.8, label="normal through IGLU, five parameters")
+    axes.plot(y, normal.log_prob(y).exp(), color=VERMILION, linestyle="--", label="normal density")
     axes.set(xlim=(-2, 9), xlabel="y", ylabel="density")
     axes.legend()
     return figure
 
 
 def convex_picture() -> Any:
-    """A network that is convex by construction: level sets, and the curvature along a line."""
+    """A network that is convex by construction: level sets, and the second derivative along a line."""
     net = _page("inverse")["net"]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(8.4, 3.6))
     side = torch.linspace(-3, 3, 121)
@@ -195,10 +291,10 @@ def convex_picture() -> Any:
     left.set(title="level sets", xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
     line_of_points = torch.stack([torch.linspace(-6, 6, 601), torch.full((601,), 0.5)], -1)
     along = torch.tensor([1.0, 0.0]).expand_as(line_of_points)
-    slope = torch.func.grad(lambda x: net(x).sum())
-    _, product = torch.func.jvp(slope, (line_of_points,), (along,))
+    gradient = torch.func.grad(lambda x: net(x).sum())
+    _, product = torch.func.jvp(gradient, (line_of_points,), (along,))
     right.plot(line_of_points[:, 0], product[:, 0].detach(), color=BLUE)
-    right.set(title="curvature along $x_2 = 0.5$", xlabel="$x_1$", yscale="log")
+    right.set(title="second derivative along $x_2 = 0.5$", xlabel="$x_1$", yscale="log")
     return figure
 
 
@@ -206,10 +302,12 @@ DRAWN = {
     "function": function_picture,
     "tail": tail_picture,
     "error": error_picture,
+    "forest": forest_picture,
     "slope": slope_picture,
     "log": log_picture,
     "flow": flow_picture,
     "convex": convex_picture,
+    "compare": compare_picture,
 }
 
 if __name__ == "__main__":

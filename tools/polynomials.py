@@ -1,14 +1,23 @@
-"""Fit the polynomials of every language (needs mpmath; about a minute).
+"""Fit the polynomials of every language (needs mpmath; takes about a minute).
 
-    python tools/polynomials.py --check   are the coefficients in the files those of the fits?
+    python tools/polynomials.py --check   exit with 1 if the coefficients in a file are not those of the fits
     python tools/polynomials.py --write   write them
 
-They stand in polynomials.h and tables.h of iglu/kernels/cpu, and between two comments in
-iglu/kernels/gpu_formulas.py and iglu/formulas.py.
+They are in polynomials.h and tables.h of iglu/kernels/csrc, and between two comments in iglu/formulas.py,
+from which the Triton kernels import theirs.
 
-Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded
-to their precision one by one, lowest order first, each time refitting those that are left.  A polynomial
-in (x - centre) instead of x does not add up rounding errors towards the end of the interval; its centre is
+A polynomial is only part of a formula.  A change of the formula itself touches, in this order:
+
+    iglu/formulas.py                    the reference
+    iglu/kernels/csrc/formulas.h        the same in C
+    iglu/kernels/csrc/avx512.h          the same once more, for the operations listed at its top
+    iglu/kernels/triton_kernels.py      the same in Triton
+    lab/iglu_lab/report/assets/formulas.js  the same for the curves of the report page
+    tools/check_float32.c               the independent values in double, if the function itself changes
+
+Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded to
+their precision one by one, lowest order first, refitting the remaining ones each time.  A polynomial in
+(x - centre) instead of x does not accumulate rounding errors towards the end of the interval; its centre is
 moved by a few hundred ulp to where the first coefficient is nearly exact in its precision.
 """
 
@@ -48,20 +57,20 @@ def excess(z: mpf) -> mpf:
     return (arctan_over(z) - 1) / z if z > mpf(10) ** -15 else -mpf(1) / 3 + z / 5
 
 
-def far_slope(z: mpf) -> mpf:
-    """g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z), the tail of the slope for |u| = 1/t > 1, z = t^2."""
+def far_df_dx(z: mpf) -> mpf:
+    """g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z), the tail of df/dx for |u| = 1/t > 1, z = t^2."""
     if z < mpf(10) ** -15:
         return (mpf(2) / 3 - 4 * z / 5) / pi
     return (arctan_over(z) - 1 / (1 + z)) / (pi * z)
 
 
-def near_slope(a: mpf) -> mpf:
-    """The tail of the slope for a = |u| < 1."""
+def near_df_dx(a: mpf) -> mpf:
+    """The tail of df/dx for a = |u| < 1."""
     return mpf(1) / 2 - (atan(a) + a / (1 + a * a)) / pi
 
 
-def near_slope_over(z: mpf) -> mpf:
-    """(1/2 - the tail of the slope)/a at z = a^2."""
+def near_df_dx_over(z: mpf) -> mpf:
+    """(1/2 - the tail of df/dx)/a at z = a^2."""
     return (arctan_over(z) + 1 / (1 + z)) / pi
 
 
@@ -91,28 +100,28 @@ def excess_weight(z: mpf) -> mpf:
 FITS = (
     Fit("excess_f32", excess, excess_weight, 9, np.float32),
     Fit("excess_f64", excess, excess_weight, 20, np.float64),
-    Fit("far_slope_f32", far_slope, relative(far_slope), 11, np.float32, 0.498),
-    Fit("far_slope_f64", far_slope, relative(far_slope), 23, np.float64, 0.498),
-    Fit("near_slope_f32", near_slope, relative(near_slope), 13, np.float32, 0.729),
-    Fit("near_slope_f64", near_slope, relative(near_slope), 27, np.float64, 0.729),
-    Fit("far_slope_half", far_slope, relative(far_slope), 9, np.float32),
-    Fit("near_slope_half", near_slope, relative(near_slope), 10, np.float32, 0.729),
+    Fit("far_df_dx_f32", far_df_dx, relative(far_df_dx), 11, np.float32, 0.498),
+    Fit("far_df_dx_f64", far_df_dx, relative(far_df_dx), 23, np.float64, 0.498),
+    Fit("near_df_dx_f32", near_df_dx, relative(near_df_dx), 13, np.float32, 0.729),
+    Fit("near_df_dx_f64", near_df_dx, relative(near_df_dx), 27, np.float64, 0.729),
+    Fit("far_df_dx_half", far_df_dx, relative(far_df_dx), 9, np.float32),
+    Fit("near_df_dx_half", near_df_dx, relative(near_df_dx), 10, np.float32, 0.729),
 )
-# In t = 1/|u| where |u| > 1, in |u| elsewhere: a polynomial for each of the pieces around k/PIECES.
+# In t = 1/|u| where |u| > 1, in |u| elsewhere: one polynomial per piece around k/PIECES.
 PIECES = 15
 TABLES = {
     "NEAR_VALUE": lambda a: mpf(1) / 2 - atan(a) / pi,
     "FAR_VALUE": lambda t: arctan_over(t * t),
-    "NEAR_SLOPE": near_slope,
-    "FAR_SLOPE": lambda t: far_slope(t * t),
+    "NEAR_DF_DX": near_df_dx,
+    "FAR_DF_DX": lambda t: far_df_dx(t * t),
 }
 # Of formulas.py, where torch multiplies and adds; those of arctan are excess_f32.
 SLOPE_TAIL = {
-    "float32": Fit("slope_tail_f32", far_slope, relative(far_slope), 12, None),
-    "float64": Fit("slope_tail_f64", far_slope, relative(far_slope), 22, None),
+    "float32": Fit("slope_tail_f32", far_df_dx, relative(far_df_dx), 12, None),
+    "float64": Fit("slope_tail_f64", far_df_dx, relative(far_df_dx), 22, None),
 }
-NEAR_SLOPE_OVER = Fit(
-    "near_slope_over", near_slope_over, lambda z: sqrt(z) / near_slope(sqrt(z)), 11, np.float32
+NEAR_DF_DX_OVER = Fit(
+    "near_df_dx_over", near_df_dx_over, lambda z: sqrt(z) / near_df_dx(sqrt(z)), 11, np.float32
 )
 
 
@@ -240,14 +249,8 @@ def horner(name: str, real: str, coefficients: list[mpf], dtype: type[np.floatin
     if coefficients[-1] == 1:
         first, rest = f"x + {literals[-2]}", literals[-3::-1]
     terms = " ".join(f"TERM({literal})" for literal in rest)
-    return [
-        f"IGLU_INLINE {real} {name}({real} x)",
-        "{",
-        f"    {real} p = {first};",
-        textwrap.fill(terms, 110, initial_indent="    ", subsequent_indent="    "),
-        "    return p;",
-        "}",
-    ]
+    body = textwrap.fill(f"{terms})", 110, initial_indent="    ", subsequent_indent="    ")
+    return [f"POLYNOMIAL({real}, {name}, {first},", body]
 
 
 def as_c(fit: Fit) -> str:
@@ -273,15 +276,17 @@ def header() -> str:
         " *",
         " * With z = min(u^2, 1/u^2), m = sqrt(z), a = |u|:",
         " *   excess      (arctan(m)/m - 1)/z, in z",
-        " *   far_slope   (arctan(m)/m - 1/(1+z))/(pi z), in z - centre (half: in z)",
-        " *   near_slope  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1",
-        " *   tail        1/2 - arctan(a)/pi, a fraction in pi a, for every a; nothing cancels",
-        " * Included once for each instruction set. */",
+        " *   far_df_dx   (arctan(m)/m - 1/(1+z))/(pi z), in z - centre (half: in z)",
+        " *   near_df_dx  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1",
+        " *   tail        1/2 - arctan(a)/pi, a rational function of pi a, for every a; nothing cancels",
+        " * Included once per instruction set. */",
         "",
+        "#define POLYNOMIAL(real, name, first, terms) "
+        "IGLU_INLINE real name(real x) { real p = first; terms return p; }",
         "#define TERM(coefficient) p = MADD(p, x, coefficient);",
     ]
     functions = [*map(as_c, FITS), fraction_as_c()]
-    return "\n\n".join(["\n".join(about), *functions, "#undef TERM"]) + "\n"
+    return "\n\n".join(["\n".join(about), *functions]) + "\n"
 
 
 def piece_of(function: Real, k: int) -> Fit:
@@ -305,21 +310,21 @@ def table_as_c(name: str, function: Real) -> str:
     lines = [f"/* error 2^{float(log(max(errors), 2)):.1f} */", f"static const float {name}[6][16] = {{"]
     for row in zip(*columns, strict=True):
         literals = [short_hex(each) + "f" for each in row]
-        rows = [", ".join(literals[i : i + 4]) for i in range(0, 16, 4)]
-        lines.append("    {" + ",\n     ".join(rows) + "},")
+        row_text = "{" + ", ".join(literals) + "},"
+        lines.append(textwrap.fill(row_text, 110, initial_indent="    ", subsequent_indent="     "))
     return "\n".join([*lines, "};"])
 
 
 def tables() -> str:
     about = [
-        "/* The tables of wide.h, written by tools/polynomials.py: do not edit.",
+        "/* The tables of avx512.h, written by tools/polynomials.py: do not edit.",
         " *",
         " * Column k holds the coefficients, lowest first, of a polynomial in d = 15 m - k, |d| <= 1/2;",
-        " * the last row holds what the first coefficient lacks of its exact value:",
+        " * the last row holds the low part of the first coefficient:",
         " *   NEAR_VALUE  1/2 - arctan(m)/pi",
         " *   FAR_VALUE   arctan(m)/m",
-        " *   NEAR_SLOPE  1/2 - (arctan(m) + m/(1+m^2))/pi",
-        " *   FAR_SLOPE   (arctan(m)/m - 1/(1+m^2))/(pi m^2) */",
+        " *   NEAR_DF_DX  1/2 - (arctan(m) + m/(1+m^2))/pi",
+        " *   FAR_DF_DX   (arctan(m)/m - 1/(1+m^2))/(pi m^2) */",
     ]
     return "\n".join(about) + "\n\n" + "\n\n".join(table_as_c(*each) for each in TABLES.items()) + "\n"
 
@@ -346,42 +351,17 @@ def in_formulas() -> str:
     )
     return f"""# Lowest order first, on [0, 1].  As a formula the first is 0/0 at z = 0; a polynomial is not.
 # g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z) in z = t^2: relative error {error_of(single)} and {error_of(double)}
-_SLOPE_TAIL = {{
+DERIVATIVE_TAIL = {{
 {tails}}}  # fmt: skip
 # (arctan(m)/m - 1)/m^2 in m^2: {error_of(excess_fit)}
-_ARCTAN_EXCESS = (
+ARCTAN_EXCESS = (
 {as_floats(fitted(excess_fit)[1], 4)}
 )  # fmt: skip
-# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi in z = a^2: {error_of(NEAR_SLOPE_OVER)}
-_NEAR_SLOPE = (
-{as_floats(fitted(NEAR_SLOPE_OVER)[1], 4)}
+# (1/2 - f'(-a))/a = (arctan(a)/a + 1/(1+z))/pi in z = a^2: {error_of(NEAR_DF_DX_OVER)}
+NEAR_DERIVATIVE = (
+{as_floats(fitted(NEAR_DF_DX_OVER)[1], 4)}
 )  # fmt: skip
 """
-
-
-def as_triton(name: str, coefficients: list[mpf]) -> str:
-    numbers = " ".join(short_hex(rounded(c, np.float32)).replace(".p", "p") for c in reversed(coefficients))
-    lines = textwrap.fill(numbers, 100, initial_indent="    ", subsequent_indent="    ")
-    return f'{name} = _polynomial("""\n{lines}""")'
-
-
-def in_triton() -> str:
-    """The coefficients of iglu/kernels/gpu_formulas.py: those of C in float32."""
-    lines = [
-        "# Highest order first; what each approximates is said in cpu/polynomials.h, whose numbers they are."
-    ]
-    centres = {}
-    for fit in FITS:
-        if fit.dtype is np.float32:
-            centre, coefficients, _ = fitted(fit)
-            stem = fit.name.removesuffix("_f32").upper()
-            lines.append(as_triton(stem, coefficients))
-            if fit.centre:
-                centres[stem.removesuffix("_HALF") + "_CENTRE"] = short_hex(centre)
-    numerator, denominator, _ = fitted_fraction(tail, 4)
-    lines += [as_triton("TAIL_NUMERATOR_HALF", numerator), as_triton("TAIL_DENOMINATOR_HALF", denominator)]
-    lines += [f'{name} = tl.constexpr(float.fromhex("{centre}"))' for name, centre in centres.items()]
-    return "\n".join(lines) + "\n"
 
 
 BEGIN, END = "# -- coefficients: written by tools/polynomials.py, do not edit\n", "# -- end of coefficients\n"
@@ -394,13 +374,12 @@ def with_block(path: pathlib.Path, block: str) -> str:
 
 
 def files() -> dict[pathlib.Path, str]:
-    """Every file that holds coefficients, as it should be."""
+    """The expected text of every file that holds coefficients."""
     kernels = PACKAGE / "kernels"
-    formulas, triton = PACKAGE / "formulas.py", kernels / "gpu_formulas.py"
+    formulas = PACKAGE / "formulas.py"
     return {
-        kernels / "cpu" / "polynomials.h": header(),
-        kernels / "cpu" / "tables.h": tables(),
-        triton: with_block(triton, in_triton()),
+        kernels / "csrc" / "polynomials.h": header(),
+        kernels / "csrc" / "tables.h": tables(),
         formulas: with_block(formulas, in_formulas()),
     }
 
@@ -410,7 +389,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="end with 1 where a file differs")
+    what.add_argument("--check", action="store_true", help="exit with 1 if a file differs")
     what.add_argument("--write", action="store_true", help="write the files")
     is_check = parser.parse_args().check
     different = {path: text for path, text in files().items() if path.read_text() != text}

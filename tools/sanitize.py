@@ -1,6 +1,6 @@
-"""The tensor-taking C under the address and undefined-behaviour sanitizers: calls of every operation on
-tensors of random layouts, dtypes and sigmas, held against the formulas in torch.  Run by ``make sanitize``,
-which builds the loops with the sanitizers and preloads their library.
+"""Fuzz the C kernels under the address and undefined-behaviour sanitizers: every operation on tensors of
+random layouts, dtypes and sigmas, compared with the formulas in torch.  Run by ``make sanitize``, which
+builds the kernels with the sanitizers and preloads their library.
 
     python tools/sanitize.py [calls] [seed]
 """
@@ -13,15 +13,15 @@ import sys
 import torch
 
 import iglu
-from iglu.kernels import cpu, plain, record
+from iglu.kernels import autograd, native, reference
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 
 def strided(random_: random.Random, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of this shape whose memory is permuted, gapped, offset, expanded or overlapping; its
-    allocation ends where it ends, so that the sanitizer sees the first byte beyond."""
+    """A tensor of this shape whose memory is permuted, gapped, offset, expanded or overlapping.  Its
+    allocation ends at its last element, so that the sanitizer detects an access beyond it."""
     kind = random_.choice(("dense", "permuted", "gapped", "expanded", "overlapping"))
     order = list(range(len(shape)))
     if kind != "dense":
@@ -56,29 +56,29 @@ def one_call(random_: random.Random) -> None:
     needs_sigma = isinstance(sigma, torch.Tensor)
 
     call = (operation, x, up, sigma, approximate, channel_dim)
-    compare(call, dtype, cpu.loops.forward(*call), plain.forward(*call))
+    compare(call, dtype, native.loops.forward(*call), reference.forward(*call))
     inputs = (operation, grad, x, up, sigma, approximate, channel_dim)
-    expected = record.differentiable_gradients(*inputs, (True, True, needs_sigma))
-    for got, wanted in zip(cpu.loops.backward(*inputs, needs_sigma), expected, strict=True):
+    expected = autograd.differentiable_gradients(*inputs, (True, True, needs_sigma))
+    for got, wanted in zip(native.loops.backward(*inputs, needs_sigma), expected, strict=True):
         compare(call, dtype, got, wanted)
     if operation != "gate":
-        by_x, by_up = (
+        gg_x, gg_up = (
             strided(random_, list(x.shape), dtype),
             None if up is None else strided(random_, shape, dtype),
         )
-        again = (operation, by_x, by_up, grad, x, up, sigma, approximate, channel_dim, needs_sigma)
-        wanted = record.differentiable_twice(operation, by_x, by_up, None, *again[3:])
-        for got, each in zip(cpu.loops.twice(*again), wanted, strict=True):
+        again = (operation, gg_x, gg_up, grad, x, up, sigma, approximate, channel_dim, needs_sigma)
+        wanted = autograd.differentiable_double_backward(operation, gg_x, gg_up, None, *again[3:])
+        for got, each in zip(native.loops.double_backward(*again), wanted, strict=True):
             compare(call, dtype, got, each)
     if operation == "value":
         y = x.clone(memory_format=torch.contiguous_format)
-        cpu.loops.forward("value", y, None, sigma, approximate, channel_dim, y)
-        compare(call, dtype, y, plain.forward(*call))
+        native.loops.forward("value", y, None, sigma, approximate, channel_dim, y)
+        compare(call, dtype, y, reference.forward(*call))
 
 
 def compare(call: tuple, dtype: torch.dtype, got: torch.Tensor | None, wanted: torch.Tensor | None) -> None:
     if got is None or wanted is None:
-        assert got is wanted, f"one of two answers is missing: {call}"
+        assert got is wanted, f"one result is None, the other is not: {call}"
         return
     size = max(1.0, float(wanted.abs().max()))
     assert ((got.double() - wanted.double()).abs().max() <= TOLERANCE[dtype] * size).item(), call
@@ -86,11 +86,11 @@ def compare(call: tuple, dtype: torch.dtype, got: torch.Tensor | None, wanted: t
 
 def main() -> None:
     calls, seed = (int(each) for each in (sys.argv[1:] + ["2000", "0"][len(sys.argv) - 1 :]))
-    assert cpu.loops is not None, cpu.why_none
-    best = cpu.loops.capability()
+    assert native.loops is not None, native.unavailable_reason
+    best = native.loops.capability()
     for instructions in ("baseline", "avx2", "avx512"):
         try:
-            cpu.loops.use(instructions)
+            native.loops.use(instructions)
         except ValueError:
             continue
         random_ = random.Random(seed)
@@ -98,7 +98,7 @@ def main() -> None:
         for _ in range(calls):
             one_call(random_)
         print(f"{instructions}: {calls} calls of every kind, no error")
-    cpu.loops.use(best)
+    native.loops.use(best)
     print(iglu.explain(torch.ones(1)))
 
 

@@ -1,18 +1,22 @@
 """What the documentation site needs beyond its Markdown; mkdocs calls the functions named ``on_``.
 
-- Pages that live elsewhere in the tree (benchmarks, changelog) join the site; links to them are turned.
+- Pages that live elsewhere in the tree (benchmarks, evidence, changelog) and the notebook join the site.
+- Links are written for a reader of the source tree and are resolved to pages of the site here.
 - ``<!-- table: NAME -->`` becomes a table made from the package itself, so that no number is typed twice.
 - Formulas become MathML here, so that the reader's browser needs no script and no network for them.
 """
 
 from __future__ import annotations
 
+import base64
 import html
+import json
+import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-import address
 import latex2mathml.converter
 import torch
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,42 +25,86 @@ from mkdocs.structure.pages import Page
 
 from iglu import zoo
 from iglu.formulas import FAMILIES
-from iglu.lab import paper
-from iglu.lab.cli import COMMANDS
-from iglu.lab.commands import demo
 from iglu.probing.sigma import POINTS
+from iglu_lab import paper
+from iglu_lab.cli import COMMANDS
+from iglu_lab.commands import demo
 
 _ROOT = pathlib.Path(__file__).parent.parent
+_DOCS = _ROOT / "docs"
+_NOTEBOOKS = {  # the page of each
+    _DOCS / "notebooks/tour.ipynb": "tour.md",
+    _DOCS / "notebooks/compare.ipynb": "compare-notebook.md",
+}
 _ELSEWHERE = {
-    "benchmarks.md": "benchmarks/README.md",
-    "gpu.md": "benchmarks/gpu.md",
-    "changelog.md": "CHANGELOG.md",
+    "benchmarks.md": _ROOT / "benchmarks/README.md",
+    "gpu.md": _ROOT / "benchmarks/gpu.md",
+    "evidence.md": _ROOT / "lab/iglu_lab/results/evidence/README.md",
+    "measured.md": _ROOT / "lab/iglu_lab/results/README.md",
+    "changelog.md": _ROOT / "CHANGELOG.md",
+    "contributing.md": _ROOT / "CONTRIBUTING.md",
 }
-# Links as written, for a reader of the source tree, and as they are on the site.
-_LINKS = {
-    "](../benchmarks/README.md": "](benchmarks.md",
-    "](../benchmarks/gpu.md": "](gpu.md",
-    "](../CHANGELOG.md": "](changelog.md",
-    "](README.md": "](benchmarks.md",  # from benchmarks/gpu.md
-}
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    config.repo_url = address.REPOSITORY or None
-    return config
+_ON_SITE = {source: name for name, source in _ELSEWHERE.items()} | _NOTEBOOKS
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, source in _ELSEWHERE.items():
-        files.append(File.generated(config, name, abs_src_path=str(_ROOT / source)))
+        files.append(File.generated(config, name, abs_src_path=str(source)))
+    for source, page in _NOTEBOOKS.items():
+        text, pictures = notebook_page(json.loads(source.read_text(encoding="utf-8")), source.stem)
+        files.append(File.generated(config, page, content=text))
+        for name, data in pictures.items():
+            files.append(File.generated(config, name, content=data))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    for written, turned in _LINKS.items():
-        markdown = markdown.replace(written, turned)
+    source = page.file.abs_src_path
+    folder = pathlib.Path(source).parent if source else _DOCS
+    markdown = re.sub(r"(?<!!)\[([^\]\n]+)\]\(([^)\s]+)\)", lambda found: _link(found, folder), markdown)
     markdown = re.sub(r"<!-- table: ([\w-]+) -->", lambda found: TABLES[found[1]](), markdown)
     return re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
+
+
+def _link(found: re.Match[str], folder: pathlib.Path) -> str:
+    """A link to a file of the tree: to its page, or only its text where the site has no such page."""
+    text, target = found.groups()
+    name, mark, anchor = target.partition("#")
+    if not name or re.match(r"\w+:", target) or name in (*_ELSEWHERE, *_NOTEBOOKS.values()):
+        return found[0]
+    file = pathlib.Path(os.path.normpath(folder / name))
+    if file in _ON_SITE:
+        return f"[{text}]({_ON_SITE[file]}{mark}{anchor})"
+    if file.is_relative_to(_DOCS):
+        return f"[{text}]({file.relative_to(_DOCS).as_posix()}{mark}{anchor})"
+    return text if file.exists() else found[0]
+
+
+def notebook_page(notebook: dict[str, Any], stem: str = "tour") -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and the pictures it shows by their file names."""
+    pictures: dict[str, bytes] = {}
+    parts: list[str] = []
+    for number, cell in enumerate(notebook["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            parts += _shown(output, f"images/{stem}-{number}.png", pictures)
+    return "\n\n".join(parts) + "\n", pictures
+
+
+def _shown(output: dict[str, Any], name: str, pictures: dict[str, bytes]) -> Iterator[str]:
+    data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+    if "image/png" in data:
+        pictures[name] = base64.b64decode(data["image/png"])
+        yield f"![Output of the cell above]({name})"
+    elif "text/html" in data:
+        yield f'<div class="output">{data["text/html"]}</div>'
+    else:
+        text = data.get("text/plain") or "".join(output.get("text", ()))
+        yield f"```text\n{text.rstrip()}\n```"
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -76,9 +124,11 @@ def _block(found: re.Match[str]) -> str:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; a bar inside a cell would end it."""
-    lines = [header, ["---"] * len(header), *rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> str:
+    """A Markdown table with these columns aligned as numbers; a bar inside a cell would end it."""
+    right = set(numbers)
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    lines = [header, rule, *rows]
     return "\n".join(
         "| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in lines
     )
@@ -92,20 +142,21 @@ def errata() -> str:
 
 
 def recipes() -> str:
-    """The tables of runs, and what fills each."""
+    """The tables of the paper that come from training runs, and the recipe of each column."""
     rows: list[tuple[object, ...]] = []
     for number in paper.RUN_TABLES:
         for column in paper.run_table(number).columns:
             recipe = column.recipe
-            row = (number, column.heading, f"`{recipe.name}`", recipe.epochs, recipe.batch, f"{recipe.lr:g}")
+            values = (f"`{recipe.name}`", recipe.epochs, recipe.batch_size, f"{recipe.lr:g}")
+            row = (number, column.heading, *values)
             if row not in rows:
                 rows.append(row)
-    return table(("table", "column", "recipe", "epochs", "batch", "learning rate"), rows)
+    return table(("table", "column", "recipe", "epochs", "batch size", "learning rate"), rows, range(3, 6))
 
 
 def activations() -> str:
     return table(
-        ("name", "in print", "takes sigma"),
+        ("name", "label in tables", "takes sigma"),
         ((f"`{name}`", row.label, "yes" if row.takes_sigma else "") for name, row in zoo.ZOO.items()),
     )
 
@@ -113,7 +164,7 @@ def activations() -> str:
 def regimes() -> str:
     """The three networks behind the rules of :mod:`iglu.probing.sigma`."""
     return table(
-        ("network", "excess over a Gaussian tail", "best sigma", "as good within the spread of one run"),
+        ("network", "excess over a Gaussian", "best sigma", "within one SD of the best"),
         (
             (each.network, f"{each.excess:.2f}", f"{each.sigma:g}", f"{each.low:g} to {each.high:g}")
             for each in POINTS
@@ -122,7 +173,9 @@ def regimes() -> str:
 
 
 def commands() -> str:
-    return table(("command", "what it does"), ((f"`iglu {name}`", about) for name, about in COMMANDS.items()))
+    return table(
+        ("command", "what it does"), ((f"`iglu {name}`", each.help) for name, each in COMMANDS.items())
+    )
 
 
 def accuracy() -> str:
@@ -138,10 +191,13 @@ def accuracy() -> str:
                 for what in ("value", "gradient")
                 for who in ("direct", "library")
             )
-            sign = "right" if start is None else f"wrong from sigma x = -{start:.3g}"
+            sign = "correct" if start is None else f"wrong from sigma x = -{start:.3g}"
             rows.append((f"{name}, {found['dtype']}", *errors, sign))
-    header = ("", "value, direct", "ours", "gradient, direct", "ours", "sign of the direct gradient")
-    return table(header, rows)
+    header = (
+        "", "value: textbook", "value: iglu", "gradient: textbook", "gradient: iglu",
+        "sign of the textbook gradient",
+    )  # fmt: skip
+    return table(header, rows, range(1, 5))
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,5 +1,5 @@
-"""Names of the zoo's grammar for the tables of other libraries: one short module a library, which
-imports that library only when it is asked to."""
+"""Our activation names in the tables of other libraries: one short module per library, which imports that
+library only when it is used."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from iglu import zoo
 
 
 class Grammar(dict[str, Any]):
-    """A table that also answers every name of the grammar it does not hold, with ``answer(name)``.
+    """A table that also has every name of ours, with the value ``answer(name)``.
 
-    Names it holds keep their meaning.  A mixin for subclasses of dict that define ``answer``.
+    Its own names keep their meaning.  A mixin for subclasses of dict that define ``answer``.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ def _make(name: str, inplace: bool = False, **options: Any) -> nn.Module:
 
 
 def require(library: str, *modules: str) -> list[Any]:
-    """Import parts of a library, or say what stands in the way."""
+    """Import parts of a library; an ImportError with the reason and the remedy if that fails."""
     try:
         import_module(library)
         return [import_module(f"{library}.{module}") for module in modules]
@@ -83,23 +83,20 @@ def _reason(library: str, error: Exception) -> str:
         # timm needs it, transformers only uses it where it is there.
         otherwise = "" if library == "timm" else ", or uninstall it"
         return (
-            f"{library} cannot be imported, because the torchvision beside it cannot ({broken}). "
+            f"{library} cannot be imported, because the installed torchvision cannot ({broken}). "
             f"Install the torchvision that was built for torch {torch.__version__}{otherwise}."
         )
     return f"{library} is installed but cannot be imported: {error}"
 
 
 def teach_transformers() -> None:
-    """Register our names with transformers, now if it is there, else as soon as somebody has imported it:
-    a config that names ``iglu:0.5`` can be loaded wherever iglu is imported, and transformers is never
-    imported for it."""
-    if _TRANSFORMERS in sys.modules:
-        _register_with_transformers()
-    else:
-        sys.meta_path.insert(0, _Arrival())
-
-
-_TRANSFORMERS = "transformers.modeling_utils"
+    """Register our names with transformers, now if it is imported, else as soon as it is: a config that
+    names ``iglu:5`` can be loaded wherever iglu is imported, and transformers is never imported for it."""
+    for name in ("transformers.modeling_utils", "transformers.trainer"):
+        if name in sys.modules:
+            _register_with_transformers()
+        else:
+            sys.meta_path.insert(0, _Arrival(name))
 
 
 def _register_with_transformers() -> None:
@@ -112,12 +109,15 @@ def _register_with_transformers() -> None:
 
 
 class _Arrival(MetaPathFinder):
-    """Steps aside for the module's own finder, and is told when the module is there."""
+    """Leaves a module to its own finder, and registers once that has imported it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _TRANSFORMERS:
+        if fullname != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -141,6 +141,6 @@ class _Telling(Loader):
         try:
             self._loader.exec_module(module)
         except BaseException:
-            sys.meta_path.insert(0, _Arrival())  # it may be tried again
+            sys.meta_path.insert(0, _Arrival(module.__name__))  # it may be tried again
             raise
         _register_with_transformers()

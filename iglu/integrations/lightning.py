@@ -1,4 +1,4 @@
-"""Lightning: a callback that logs the tails of a model's pre-activations while it trains.
+"""Lightning: a callback that logs the tails of a model's pre-activations during training.
 
 trainer = lightning.Trainer(callbacks=[iglu.integrations.lightning.TailCallback(every=100)])
 """
@@ -18,11 +18,14 @@ else:
 
 
 class TailCallback(Callback):  # type: ignore[misc]
-    """Logs the tails, dead units and learned sigmas of :class:`iglu.probing.training.TailMonitor` every
-    ``every`` optimizer steps, with every logger of the trainer.
+    """Log the metrics of :class:`iglu.probing.training.TailMonitor` (tails, dead units, learned sigmas).
 
-    Straight to the loggers: what is logged by ``self.log`` reaches them only every ``log_every_n_steps``.  Of
-    several processes the first watches its share of the batch.
+    They go directly to all loggers of the trainer; ``self.log`` would pass them on only every
+    ``log_every_n_steps``.  With several processes, the first monitors its part of the batch.
+
+    Args:
+        every: Log once per this many optimizer steps.
+        options: ``k`` and ``keep`` of :class:`~iglu.probing.training.TailMonitor`.
     """
 
     def __init__(self, every: int = 100, **options: Any) -> None:
@@ -32,14 +35,14 @@ class TailCallback(Callback):  # type: ignore[misc]
         self.every, self.options = every, options
         self._monitor: TailMonitor | None = None
         self._pass = contextlib.ExitStack()
-        self._step: int | None = None  # that is being watched
+        self._step: int | None = None  # the step being monitored
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if not trainer.is_global_zero or (trainer.global_step + 1) % self.every:
             return
         if self._monitor is None or self._monitor.model is not pl_module:
             self._monitor = TailMonitor(pl_module, **self.options)
-        if self._step != trainer.global_step:  # else one more batch of a step that accumulates gradients
+        if self._step != trainer.global_step:  # else another batch of the same step: gradient accumulation
             self._step = trainer.global_step
             self._monitor.begin()
         self._pass.enter_context(self._monitor.one_pass())

@@ -1,7 +1,7 @@
 """timm: every name of the zoo's grammar as ``act_layer``.
 
     iglu.integrations.timm.register()
-    model = timm.create_model("resnet50", act_layer="iglu:0.5")
+    model = timm.create_model("resnet50", act_layer="iglu:5")
 
 Not every timm model takes a string there, and some take it and ignore it; ``iglu.swap`` does not depend
 on it.
@@ -21,8 +21,9 @@ from iglu.integrations import Grammar, require
 
 
 def register() -> None:
-    """Make the names of the zoo known to timm.  Names that timm has keep its meaning.  Calling it again
-    changes nothing."""
+    """Let ``act_layer`` of timm name our activations.
+
+    Names that timm has keep their meaning.  Calling it again changes nothing."""
     tables, nfnet = require("timm", "layers.create_act", "models.nfnet")
     _teach(tables, "_ACT_LAYER_DEFAULT", Grammar)
     _teach(tables, "_ACT_FN_DEFAULT", _Functions)
@@ -41,7 +42,7 @@ class _Functions(Grammar):
         if zoo.parse(name).learnable:
             raise ValueError(
                 f"timm asks for a function here, which cannot hold the learnable sigma of {name!r}: fix it, "
-                "as in 'iglu:0.5'"
+                "as in 'iglu:5'"
             )
         return functools.partial(_apply, zoo.create(name))
 

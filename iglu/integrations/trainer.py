@@ -15,14 +15,18 @@ else:
 
 
 class TailCallback(TrainerCallback):  # type: ignore[misc]
-    """Logs the tails, dead units and learned sigmas of :class:`iglu.probing.training.TailMonitor` every
-    ``every`` optimizer steps, through the trainer's own log, and so to wherever it reports.
+    """Log the metrics of :class:`iglu.probing.training.TailMonitor` (tails, dead units, learned sigmas).
 
         trainer = Trainer(model, arguments, train_dataset=data)
         trainer.add_callback(TailCallback(trainer, every=100))
 
-    It is given the trainer, since transformers does not tell a callback which one it serves.  Of several
-    processes the first watches its share of the batch.
+    They go through ``trainer.log``, so to wherever the trainer reports.  With several processes, the first
+    monitors its part of the batch.
+
+    Args:
+        trainer: The Trainer that it is added to; transformers does not pass it to callbacks.
+        every: Log once per this many optimizer steps.
+        options: ``k`` and ``keep`` of :class:`~iglu.probing.training.TailMonitor`.
     """
 
     def __init__(self, trainer: Any, every: int = 100, **options: Any) -> None:

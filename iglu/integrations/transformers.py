@@ -1,18 +1,20 @@
 """Hugging Face transformers: every name of the zoo's grammar as ``hidden_act`` and its relatives.
 
     import iglu
-    model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=0.5")
+    model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=5")
 
-Four things have to learn of us: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a plain dict that
-others imported by name; the initialisation of weights, since from_pretrained builds a model without memory
-and would leave a sigma that the checkpoint does not hold at whatever the memory contains; and
-save_pretrained, since a fixed sigma is in the config alone.
+register() changes five things in transformers: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a
+plain dict that others imported by name; the initialisation of weights, since from_pretrained builds a model
+without memory and would leave a sigma that the checkpoint does not hold uninitialised; save_pretrained, since
+a fixed sigma is in the config alone; and the Trainer, whose optimizer would decay a learnable sigma.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import pathlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,16 +27,31 @@ from torch import nn
 
 from iglu import zoo
 from iglu.integrations import Grammar, require
-from iglu.modules import XATLU, SigmaModule
-from iglu.peers import XIELU
-from iglu.swapping.forwards import MISSING
-from iglu.swapping.record import Change, change
-from iglu.swapping.slots import find_slots, is_activation, is_activation_name, name_of, signature
+from iglu.modules import SigmaModule, is_known, shape_parameters
+from iglu.surgery.activations import is_activation, is_activation_name, name_of, signature
+from iglu.surgery.record import Change, change
+from iglu.surgery.sites import find_sites
+from iglu.surgery.source_scan import MISSING
 
 Path = tuple[str, ...]
 
-# transformers knows nothing of us where iglu was not imported, and would only say KeyError.
-_NOTE = "activations of iglu-torch: import iglu before from_pretrained"
+# What a program without iglu needs to know: transformers alone says KeyError and nothing else.
+_NOTE = "needs iglu-torch: import iglu before from_pretrained, or transformers raises a KeyError"
+_CARD = """\
+# {kind}
+
+This model uses an activation function of the package `iglu-torch`. Install it and import it before you load
+the model:
+
+```python
+import iglu
+from transformers import {kind}
+
+model = {kind}.from_pretrained("PATH")
+```
+
+Without `import iglu`, transformers does not know the name and stops with `KeyError: {name!r}`.
+"""
 
 
 def __getattr__(name: str) -> Any:
@@ -47,9 +64,11 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Make the names of the zoo known to transformers.  ``import iglu`` does it as soon as transformers is
-    imported too; by hand it says what stands in the way.  Names that transformers has keep its meaning.
-    Calling it again changes nothing."""
+    """Let transformers configs name our activations, and exempt the parameters of activations from the
+    weight decay of the Trainer.
+
+    ``import iglu`` does this as soon as transformers is imported too; call it yourself for an error if it
+    fails.  Names that transformers has keep their meaning.  Calling it again changes nothing."""
     activations, modeling = require("transformers", "activations", "modeling_utils")
     if not isinstance(activations.ACT2FN, Grammar):
         # In place, since every model's module holds a reference to this object.
@@ -62,6 +81,10 @@ def register() -> None:
                 vars(module)["ACT2CLS"] = new
     _teach_initialisation(modeling.PreTrainedModel)
     _teach_saving(modeling.PreTrainedModel)
+    # Not imported yet, or in the middle of it: then it calls us again when it is complete.
+    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if trainer is not None:
+        _teach_weight_decay(trainer)
 
 
 def _instantiating(base: type) -> type:
@@ -99,13 +122,14 @@ def _teach_initialisation(base: Any) -> None:
 
     @functools.wraps(original)
     def initialise(self: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
-        if isinstance(module, SigmaModule | XATLU | XIELU) and not getattr(
-            module, "_is_hf_initialized", False
-        ):
-            parameters = list(module.parameters())
+        # Models that use torch's PReLU initialise it themselves.
+        is_torchs = type(module).__module__.startswith("torch.")
+        reset = getattr(module, "reset_parameters", None)
+        parameters = list(module.parameters()) if is_known(module) and not is_torchs else []
+        if parameters and reset is not None and not getattr(module, "_is_hf_initialized", False):
             # What came from the checkpoint is marked, by parameter.
             if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
-                module.reset_parameters()
+                reset()
             vars(module)["_is_hf_initialized"] = True
             return
         original(self, module, *arguments, **options)
@@ -125,29 +149,76 @@ def _teach_saving(base: Any) -> None:
         if lost:
             shown = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
             warnings.warn(
-                f"No config can express what now stands at {shown} of {type(self).__name__}: from_pretrained "
-                "will not bring it back. Swap again after loading.",
+                f"No config can express the activations at {shown} of {type(self).__name__}: from_pretrained "
+                "restores the old ones. Swap again after loading, then load the state dict.",
                 stacklevel=2,
             )
-        return original(self, *arguments, **options)
+        _note(self)
+        saved = original(self, *arguments, **options)
+        given = inspect.signature(original).bind(self, *arguments, **options).arguments
+        if given.get("is_main_process", True):
+            _write_card(self, pathlib.Path(given["save_directory"]))
+        return saved
 
     save.knows_iglu = True  # type: ignore[attr-defined]
     base.save_pretrained = save
 
 
+def _teach_weight_decay(trainer: Any) -> None:
+    """transformers exempts biases and norms, by fixed lists of layers and name patterns."""
+    original = trainer.get_decay_parameter_names
+    if hasattr(original, "knows_iglu"):
+        return
+
+    @functools.wraps(original)
+    def names(self: Any, model: nn.Module) -> list[str]:
+        exempt = {id(parameter) for parameter in shape_parameters(model)}
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return [name for name in original(self, model) if id(parameters[name]) not in exempt]
+
+    names.knows_iglu = True  # type: ignore[attr-defined]
+    trainer.get_decay_parameter_names = names
+
+
+def _name_of_ours(model: Any) -> str | None:
+    """The first activation that its config names, the model has and transformers does not know."""
+    theirs = sys.modules["transformers.activations"].ACT2CLS.keys()
+    kinds = {type(module) for module in model.modules()} - {nn.Identity}  # a word with other meanings too
+    for _, value in _fields(model.config.to_dict()):
+        name = value.removeprefix("gated-")
+        row = zoo.ZOO.get(name.partition(":")[0])
+        if name not in theirs and row is not None and row.module_class in kinds:
+            return name
+    return None
+
+
+def _note(model: Any) -> list[Change]:
+    """Let the config say what loading it needs; without a name of ours, no longer."""
+    config = model.config
+    if _name_of_ours(model) is not None:
+        return change("config.activation_note", config, "activation_note", _NOTE)
+    if "activation_note" in vars(config):
+        return change("config.activation_note", config, "activation_note", MISSING)
+    return []
+
+
+def _write_card(model: Any, folder: pathlib.Path) -> None:
+    """The same in a model card, if the folder has none."""
+    name, card = _name_of_ours(model), folder / "README.md"
+    if name is not None and folder.is_dir() and not card.exists():
+        card.write_text(_CARD.format(kind=type(model).__name__, name=name), encoding="utf-8")
+
+
 def _state_sigmas(model: Any) -> list[str]:
-    """Write into the config what our modules compute now, whoever changed it (``act.sigma = 5``); return
-    the places that no config expresses."""
+    """Write into the config what our modules compute now, also after ``act.sigma = 5``; return the places
+    that no config expresses."""
     ours = {place: module for place, module in model.named_modules() if isinstance(module, SigmaModule)}
     if not ours:
         return []
     texts = {place: name for place, module in ours.items() if (name := name_of(module)) is not None}
-    stated = model.config.to_dict()
-    named = {value.removeprefix("gated-") for _, value in _fields(stated)}
-    if len(texts) == len(ours) and len(named) == 1 and set(texts.values()) <= named:
-        return []  # the one activation that the config knows
     try:
-        loaded = _rebuild(model, stated)
+        # Always: that the config has the name of an activation does not mean that it governs every place.
+        loaded = _rebuild(model, model.config.to_dict())
     except Exception:
         return []  # a model that cannot be built from its config cannot be loaded from it
     moved = [
@@ -225,11 +296,7 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
         new = _read(reloaded, path)  # not from `changed`: one field may be derived from another
         if new != value:
             changes += _write_live(model, path, value, new)
-    theirs = sys.modules["transformers.activations"].ACT2CLS.keys()
-    if any(value.removeprefix("gated-") not in theirs for _, value in _fields(model.config.to_dict())):
-        changes += change("config.activation_note", model.config, "activation_note", _NOTE)
-    elif "activation_note" in vars(model.config):
-        changes += change("config.activation_note", model.config, "activation_note", MISSING)
+    changes += _note(model)
     return [place for place in places if after.get(place) != live.get(place, MISSING)]
 
 
@@ -303,25 +370,25 @@ def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any]:
 def _contents(model: nn.Module) -> dict[str, Any]:
     """What activation stands at each place that has one."""
     return {
-        slot.place: _same(signature(slot.content))
-        for slot in find_slots(model)
-        if is_activation(slot.content)
+        site.place: _same(signature(site.content))
+        for site in find_sites(model)
+        if is_activation(site.content)
     }
 
 
 def _same(found: Any) -> Any:
     """transformers' own classes for functions that torch.nn or we have, by the name of the latter."""
-    homes = ("transformers.activations", "torch.nn.modules.activation", "iglu.peers")
+    homes = ("transformers.activations", "torch.nn.modules.activation", "iglu.baselines")
     if not isinstance(found, tuple) or found[0][0] not in homes:
         return found
     (_, name), settings, shapes = found
     if ("approximate", "tanh") in settings:
         name = "GELUTanh"
-    twin = _TWINS.get(name, name)
-    return (twin, () if twin in ("GELU", "GELUTanh") else settings, shapes)
+    known = _SAME_FUNCTION.get(name, name)
+    return (known, () if known in ("GELU", "GELUTanh") else settings, shapes)
 
 
-_TWINS = {
+_SAME_FUNCTION = {
     "GELUActivation": "GELU", "SiLUActivation": "SiLU", "MishActivation": "Mish",
     "ReLUSquaredActivation": "ReLUSquared",
 }  # fmt: skip

@@ -1,10 +1,11 @@
-"""The same equations, fast: which kernels serve a call, and why.
+"""Dispatch: which backend runs a call, and why.
 
-``native`` are the compiled CPU loops, ``triton`` the GPU kernels, ``plain`` the formulas in torch.  ``auto``
-takes the first that can serve, silently; a backend that was named and cannot serve raises.
+``native`` is the C kernels for the CPU, ``triton`` the GPU kernels, ``reference`` the formulas as torch
+operations.  ``auto`` takes the backend of x's device and falls back to the reference formulas silently; a
+backend that was named and does not support a call raises.
 
-The choice belongs to the context (``contextvars``): a thread or a task that chooses leaves the others alone,
-and a new thread starts with the choice of the process.  The backward pass uses what its forward pass used.
+The backend is a context variable: a thread or task that sets it does not affect the others, and a new thread
+starts with the backend of the process.  A backward pass uses the backend of its forward pass.
 """
 
 from __future__ import annotations
@@ -18,104 +19,117 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from iglu.installed import pip_install
-from iglu.kernels import cpu, gpu
-from iglu.kernels.record import KERNELS
+from iglu.install_hint import pip_install
+from iglu.kernels import native, triton
+from iglu.kernels.autograd import KERNELS
 
-BACKENDS = ("auto", "native", "triton", "plain")
-
-_Forward = Callable[..., Tensor | None]
+BACKENDS = ("auto", "native", "triton", "reference")
 
 
-class Choice(NamedTuple):
-    """A backend by its name, and what the functions try first: see ``Kernels.forward``."""
+class Backend(NamedTuple):
+    """A backend by name, and the CPU kernels as it uses them: see ``Kernels.forward``."""
 
     name: str
-    forward: _Forward
+    native_forward: Callable[..., Tensor | None]
+    problem: str = ""  # why no call can run
 
 
-def _nothing(*_: object) -> Tensor | None:
-    """Serves no call: the formulas do."""
-    return None
-
-
-def _choice(name: str) -> Choice:
+def _backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    if name == "native" and cpu.loops is None:
-        command = pip_install(is_rebuilt=True)
-        raise RuntimeError(f"backend 'native' cannot serve: {cpu.why_none}. To get it: {command}")
-    if name == "triton" and (reason := gpu.why_none()):
-        raise RuntimeError(f"backend 'triton' cannot serve: {reason}")
-    on_cpu = KERNELS["native"].forward if cpu.loops is not None else _nothing
-    if name in ("native", "triton"):
-        return Choice(name, KERNELS[name].forward)
-    if name == "plain":
-        return Choice(name, _nothing)
-    # A build of torch without a GPU is spared the second question.
-    has_gpu = torch.version.cuda is not None or torch.version.hip is not None
-    return Choice(name, _either(on_cpu, KERNELS["triton"].forward) if has_gpu else on_cpu)
-
-
-def _either(on_cpu: _Forward, on_gpu: _Forward) -> _Forward:
-    def forward(*call: object) -> Tensor | None:
-        served = on_cpu(*call)
-        return on_gpu(*call) if served is None else served
-
-    return forward
+    if name == "native" and native.loops is None:
+        command = pip_install(rebuild=True)
+        raise RuntimeError(
+            f"backend 'native' is not available: {native.unavailable_reason}. To enable it: {command}"
+        )
+    has_device = triton.device_type != "cuda" or torch.cuda.is_available()
+    if name == "triton" and (reason := triton.load()[1] if has_device else "torch finds no GPU"):
+        raise RuntimeError(f"backend 'triton' is not available: {reason}")
+    has_native = name in ("auto", "native") and native.loops is not None
+    return Backend(name, KERNELS["native"].forward if has_native else lambda *_: None)
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Choose the kernels for the calls inside: "auto", "native", "triton" or "plain".
+    """Select the backend for the calls inside: "auto", "native", "triton" or "reference".
 
-    The environment variable IGLU_BACKEND does the same for a whole process.
+    The environment variable IGLU_BACKEND does the same for the process.
+
+    Args:
+        name: "auto" uses the kernels of the tensor's device and falls back to the formulas in torch
+            operations; "native" (C, for CPUs) and "triton" (GPUs) raise where they do not support a call;
+            "reference" always uses the formulas.
 
     >>> import iglu
-    >>> with iglu.backend("plain"):
+    >>> with iglu.backend("reference"):
     ...     iglu.explain(torch.ones(3))
-    'plain: asked for by name'
+    'reference: selected by name'
     """
-    token = chosen.set(_choice(name))
+    token = current.set(_backend(name))
     try:
         yield
     finally:
-        chosen.reset(token)
+        current.reset(token)
 
 
 def explain(x: Tensor) -> str:
-    """Which kernels would serve ``iglu(x)`` here and now, and why."""
-    name = chosen.get().name
-    if name == "plain":
-        return "plain: asked for by name"
-    not_native, not_triton = cpu.why_not(x), gpu.why_not(x)
-    if name != "triton" and not not_native:
-        return f"native: {cpu.loops.capability()} loops"
-    if name != "native" and not not_triton:
-        return "triton: the GPU kernels"
-    on_gpu = isinstance(x, Tensor) and x.is_cuda
-    return f"plain: {not_triton if on_gpu or name == 'triton' else not_native}"
+    """Which backend runs ``iglu(x)`` here and now, and why.  A GPU kernel is checked if it was not yet.
+
+    Args:
+        x: A tensor of the device, dtype and layout in question; its values do not matter.
+    """
+    selected = current.get()
+    if selected.problem:
+        return selected.problem
+    if selected.name == "reference":
+        return "reference: selected by name"
+    name = backend_for(x.device) if isinstance(x, Tensor) else "native"
+    name = "native" if name == "reference" else name
+    if reason := _unsupported_reason(name, x):
+        return f"reference: {reason}"
+    return f"native: {native.loops.capability()} loops" if name == "native" else "triton: passed its check"
 
 
-def kernels_for(x: Tensor) -> str:
-    """The name of the kernels that x is for, by its device."""
-    name = chosen.get().name
+def _unsupported_reason(name: str, x: Tensor) -> str:
+    if name == "native":
+        return native.unsupported_reason(x)
+    return triton.select("forward", "value", x, None, 1.0, "none")[1]
+
+
+def backend_for(device: torch.device) -> str:
+    """The name of the backend for tensors on this device."""
+    name = current.get().name
     if name != "auto":
         return name
-    if x.is_cuda:
+    if device.type == triton.device_type:
         return "triton"
-    return "native" if cpu.loops is not None else "plain"
+    return "native" if device.type == "cpu" and native.loops is not None else "reference"
 
 
-def refuse_if_named(x: Tensor) -> None:
-    """Raise where kernels were named and do not serve this call; an empty x needs none."""
-    name = chosen.get().name
-    if name in ("auto", "plain") or (isinstance(x, Tensor) and x.numel() == 0):
+def raise_if_unsupported(x: Tensor) -> None:
+    """Raise if a backend was selected by name and does not support this call; an empty x needs none."""
+    name, _, problem = current.get()
+    if problem:
+        raise RuntimeError(problem)
+    if name in ("auto", "reference") or (isinstance(x, Tensor) and x.numel() == 0):
         return
-    reason = cpu.why_not(x) if name == "native" else gpu.why_not(x)
-    if reason:
-        raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}. Use iglu.backend('auto')")
+    if reason := _unsupported_reason(name, x):
+        raise RuntimeError(f"backend {name!r} does not support this call: {reason}. Use iglu.backend('auto')")
 
 
-_PROCESS = _choice(os.environ.get("IGLU_BACKEND", "auto"))
-chosen: ContextVar[Choice] = ContextVar("chosen", default=_PROCESS)
+def _from_environment() -> Backend:
+    """The backend that IGLU_BACKEND names; one that is unusable fails at the first call, not on import."""
+    name = os.environ.get("IGLU_BACKEND", "auto")
+    try:
+        return _backend(name)
+    except (ValueError, RuntimeError) as error:
+        problem = f"environment variable IGLU_BACKEND={name}: {error}"
+
+    def fail(*_: object) -> Tensor | None:
+        raise RuntimeError(problem)
+
+    return Backend(name, fail, problem)
+
+
+_PROCESS = _from_environment()
+current: ContextVar[Backend] = ContextVar("backend", default=_PROCESS)

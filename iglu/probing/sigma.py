@@ -1,29 +1,35 @@
-"""Which sigma: three rules, what each rests on, and how little that is.
+"""Suggest a sigma from the statistics of a model's pre-activations: three rules and their evidence.
 
-No rule here is more than a starting point.  The paper trained three networks, once for each of five values
-of sigma; its claim is that heavy tails want a small sigma and light ones a large one.
+A suggestion is a starting point, no more.  The paper trained three networks, once at each of five values of
+sigma; it claims that heavy tails need a small sigma and light tails a large one.
+
+*Excess* means Hill's xi divided by the xi that Gaussian data give at the same n and k: 1 is a Gaussian tail,
+above 1 is heavier.  *Robust SD* means 1.4826 times the median absolute deviation.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from iglu.formulas import EXACT
 from iglu.functional import check_choice
-from iglu.notebooks import html_table
+from iglu.html_table import html_table
+
+# The values of sigma at which networks were ever trained, by the paper or by us: nothing is known outside.
+TESTED = (0.1, 10.0)
 
 
 class Point(NamedTuple):
-    """One network of the paper: Hill's alpha on the first batch at k = 100, what a Gaussian gives there,
-    and the sigma that did best in the paper's own tables (not the "optimal sigma" it prints beside them),
-    with the range that did as well within the spread of one run."""
+    """One network of the paper: Hill's alpha on the first batch at k = 100, a Gaussian's alpha there, and the
+    sigma that did best in the paper's own tables (not the "optimal sigma" printed next to them), with the
+    range that did as well within the spread of one run."""
 
     network: str
     alpha: float
@@ -44,26 +50,20 @@ POINTS = (
     Point("ResNet-20", 10.4, 17.9, 0.5, 0.5, 1.0),
 )
 
-_SOURCES = "; ".join(
-    f"{point.network}: excess {point.excess:.2f}, best at {point.sigma:g} of 0.1, 0.5, 1, 5 and 10 "
-    f"({point.low:g} to {point.high:g} did as well within the spread of one run)"
-    for point in POINTS
-)
-
 
 class Evidence(NamedTuple):
-    """What a rule may look at: one layer."""
+    """The statistics of one layer that a rule may use."""
 
-    excess: float  # xi over a Gaussian's at the same n and k, with its 95% interval
+    excess: float  # with its 95% interval
     excess_low: float
     excess_high: float
-    scale: float  # 1.4826 MAD
-    sample: Tensor = torch.empty(0)  # of its inputs, and what it makes of them
-    function: Callable[[Tensor], Tensor] = torch.relu
+    robust_sd: float
+    sample: Tensor = torch.empty(0)  # of the layer's inputs
+    function: Callable[[Tensor], Tensor] = torch.relu  # the layer's activation
 
 
 class Range(NamedTuple):
-    """A sigma, and its 95% range as far as that comes from the tail index."""
+    """A sigma with the part of its 95% interval that comes from the tail index."""
 
     sigma: float
     low: float
@@ -71,67 +71,67 @@ class Range(NamedTuple):
 
 
 def _regimes(layer: Evidence) -> Range:
-    # Beyond its points the rule holds the last value, and does not know how far off that is.
+    # The rule is constant outside its points, where nothing bounds sigma on that side.
     low = 0.0 if layer.excess_high > POINTS[-1].excess else _by_excess(layer.excess_high)
     high = math.inf if layer.excess_low < POINTS[0].excess else _by_excess(layer.excess_low)
     return Range(_by_excess(layer.excess), low, high)
 
 
 def _scaled(layer: Evidence) -> Range:
-    # sigma acts on sigma x alone, so that weights twice as large need half of it.
-    return Range(*(sigma / layer.scale for sigma in _regimes(layer)))
+    # IGLU depends on sigma x alone, up to a factor: doubled weights need half the sigma.
+    return Range(*(sigma / layer.robust_sd for sigma in _regimes(layer)))
 
 
 def _nearest(layer: Evidence) -> Range:
     try:
         sigma = nearest_sigma(layer.function, layer.sample)
-    except (RuntimeError, ValueError):  # a parameter a channel, or one on another device
+    except (RuntimeError, ValueError):  # one parameter per channel, or a parameter on another device
         sigma = math.nan
     return Range(sigma, sigma, sigma)
 
 
 class Rule(NamedTuple):
     find: Callable[[Evidence], Range]
-    # Then the model's value is that of the means over its layers, as the paper's are; else it is only the
-    # mean over the layers that have one between 0 and inf, and each layer takes its own.
+    # Whether the rule uses tails.  If so, the model's sigma is the rule's at the means over layers (as in the
+    # paper), and suggestions are limited to TESTED.  If not, each layer gets its own.
     by_tail: bool
     about: str
     weakness: str
 
 
+_BEST = ", ".join(f"{point.network} {point.sigma:g} at excess {point.excess:.2f}" for point in POINTS)
 _FEW = (
-    f"The evidence is weak: three networks of one paper, one run each. {_SOURCES}. On five small networks it "
-    "was not made from, what it suggests did better than sigma = 1 in 2 and worse in 0, and no better than "
-    "sigma = 5 for all of them. Train with half and with twice this sigma as well, on several seeds, before "
-    "you believe it."
+    f"The evidence is weak: three networks of one paper, one run each (best sigma: {_BEST}). On five other "
+    "small networks, the suggestion was better than sigma = 1 in 2 and worse in 0, and never better than "
+    "sigma = 5. Before you rely on it, also train with half and with twice this sigma, on several seeds."
 )
 
 RULES = {
     "scaled": Rule(
         _scaled,
         True,
-        "the paper's regimes, divided by the scale of each layer's inputs: sigma multiplies x",
-        f"{_FEW} The scale of the paper's pre-activations is not published; it is taken to be 1.",
+        "the rule 'regimes' divided by the robust SD of each layer's inputs, since sigma multiplies x",
+        f"{_FEW} The paper does not publish the SD of its pre-activations; it is taken to be 1.",
     ),
     "regimes": Rule(
         _regimes,
         True,
-        "the paper's regimes: log sigma interpolated between its three networks by their excess over a "
-        "Gaussian tail, and held constant beyond them",
-        f"{_FEW} This rule ignores the scale of the inputs, on which the right sigma must depend.",
+        "log sigma interpolated between the paper's three networks by their excess over a Gaussian tail, and "
+        "constant outside them",
+        f"{_FEW} This rule ignores the SD of the inputs, on which the right sigma must depend.",
     ),
     "nearest": Rule(
         _nearest,
         False,
-        "the sigma whose IGLU is nearest in the mean square to the present activation on the layer's own "
-        "inputs (inf where that is ReLU, the limit of IGLU)",
-        "It says how to change a trained model least, not how to make it better, and looks at no tail.",
+        "the sigma whose IGLU is closest in mean square to the present activation on the layer's own inputs "
+        "(inf where that is ReLU, the limit of IGLU)",
+        "It changes a trained model least; it does not say what makes a model better, and uses no tails.",
     ),
 }
 
 
 def _by_excess(excess: float) -> float:
-    """log sigma, linear in the excess between the paper's points and constant beyond them.
+    """Interpolate log sigma linearly in the excess between the paper's points; constant outside them.
 
     >>> round(_by_excess(1.0), 2), round(_by_excess(3.0), 2)
     (10.0, 0.5)
@@ -144,7 +144,11 @@ def _by_excess(excess: float) -> float:
 
 
 def nearest_sigma(function: Callable[[Tensor], Tensor], sample: Tensor) -> float:
-    """The sigma whose IGLU is nearest to ``function`` in the mean square over ``sample``, to 0.1%.
+    """Find the sigma whose IGLU is closest to ``function`` in mean square over ``sample``, to 0.1%.
+
+    Args:
+        function: A pointwise activation; it may work in place.
+        sample: Inputs to compare on.
 
     >>> x = torch.special.ndtri((torch.arange(20_000) + 0.5) / 20_000)
     >>> round(nearest_sigma(torch.nn.functional.gelu, x), 2)
@@ -152,7 +156,7 @@ def nearest_sigma(function: Callable[[Tensor], Tensor], sample: Tensor) -> float
     """
     x = sample.double()
     with torch.no_grad():
-        target = function(sample).double()
+        target = function(sample.clone()).double()
     unit = x.square().mean().sqrt().item()
     if not unit > 0:
         return math.nan
@@ -163,12 +167,10 @@ def nearest_sigma(function: Callable[[Tensor], Tensor], sample: Tensor) -> float
     logs = torch.linspace(math.log(1e-3), math.log(1e4), 60).tolist()
     errors = [error(log) for log in logs]
     best = min(range(len(logs)), key=errors.__getitem__)
-    if best == len(logs) - 1:
-        return math.inf
-    if best == 0:
-        return 0.0
+    if best in (0, len(logs) - 1):
+        return math.inf if best else 0.0
     low, high = logs[best - 1], logs[best + 1]
-    while high - low > 1e-3:  # thirds: the error is smooth with one minimum between its neighbours
+    while high - low > 1e-3:  # ternary search: one minimum lies between the neighbours of the best
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if error(left) < error(right) else (left, high)
     return math.exp((low + high) / 2) / unit
@@ -176,166 +178,161 @@ def nearest_sigma(function: Callable[[Tensor], Tensor], sample: Tensor) -> float
 
 @dataclass(frozen=True)
 class LayerSigma:
-    """A suggestion for one layer."""
+    """The suggestion for one layer."""
 
     layer: str
-    places: tuple[str, ...]  # as iglu.swap knows them
+    places: tuple[str, ...]  # names that iglu.swap accepts
     sigma: float
     low: float
     high: float
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Suggestion(Mapping[str, str]):
-    """One sigma for the model and one a layer, the rule, and how much it is worth.
+    """One sigma for the model and one per layer, the rule, and notes on the evidence.
 
-    As a mapping it is what :func:`iglu.swap` takes, from places to names: ``iglu.swap(model, suggestion)``
-    puts the one value everywhere, ``iglu.swap(model, suggestion.by_layer)`` each layer's own.  The rule
-    "nearest" has no value for a model, only one a layer: what is nearest to a GELU is not to a ReLU.
+    It is also a mapping from places to names of activations, which :func:`iglu.swap` accepts:
+    ``iglu.swap(model, suggestion)`` uses the model's sigma everywhere, ``iglu.swap(model,
+    suggestion.by_layer)`` each layer's own.  The rule "nearest" is always per layer.
+
+    Args:
+        rule: The name of the rule it was made by: "scaled", "regimes" or "nearest".
+        sigma: The value for the model: what the rule gives for the geometric means over its layers.
+        low: The lower end of its 95% interval, as far as that comes from the tail index.
+        high: The upper end of the same interval.
+        layers: One :class:`~iglu.probing.sigma.LayerSigma` per layer, with its own sigma and interval.
+        notes: Sentences on the evidence and its limits.
+        activation: The activation to insert, "iglu" or "iglu_approx".
     """
 
-    def __init__(
-        self,
-        rule: str,
-        model: Range,
-        layers: list[LayerSigma],
-        notes: list[str],
-        activation: str = "iglu",
-        each: bool = False,
-    ) -> None:
-        self.rule = rule
-        self.sigma, self.low, self.high = model
-        self.layers = layers
-        self.notes = notes  # plain words about the evidence
-        self.activation = activation
-        self._each = each
+    rule: str
+    sigma: float
+    low: float
+    high: float
+    layers: list[LayerSigma]
+    notes: list[str]
+    activation: str = "iglu"
 
     @property
-    def by_layer(self) -> Suggestion:
-        """The same, which as a mapping gives each layer its own value."""
-        model = Range(self.sigma, self.low, self.high)
-        return Suggestion(self.rule, model, self.layers, self.notes, self.activation, each=True)
-
-    def _names(self) -> dict[str, str]:
+    def by_layer(self) -> dict[str, str]:
+        """The mapping that gives each layer its own sigma."""
         sigmas: dict[str, list[float]] = {}
         for layer in self.layers:
             for place in layer.places:
-                sigmas.setdefault(place, []).append(layer.sigma if self._each else self.sigma)
-        # An activation that is called at several places has one sigma all the same.
+                sigmas.setdefault(place, []).append(layer.sigma)
+        # A module that is called several times still has one sigma.
         return {place: f"{self.activation}:{_mean(values):.4g}" for place, values in sigmas.items()}
 
     def __getitem__(self, place: str) -> str:
-        return self._names()[place]
+        own = self.by_layer[place]
+        return f"{self.activation}:{self.sigma:.4g}" if RULES[self.rule].by_tail else own
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
+        return iter(self.by_layer)
 
     def __len__(self) -> int:
-        return len(self._names())
+        return len(self.by_layer)
 
-    def as_dict(self) -> dict[str, object]:
-        layers = [
-            {
-                "layer": each.layer,
-                "places": list(each.places),
-                "sigma": each.sigma,
-                "low": each.low,
-                "high": each.high,
-            }
-            for each in self.layers
-        ]
-        return {
-            "rule": self.rule, "about": RULES[self.rule].about, "sigma": self.sigma, "low": self.low,
-            "high": self.high, "layers": layers, "notes": self.notes,
-        }  # fmt: skip
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"about": RULES[self.rule].about}
+
+    def _texts(self) -> tuple[str, list[str]]:
+        """The title and the lines below it."""
+        sigmas = [layer.sigma for layer in self.layers]
+        model = f"sigma = {self.sigma:.3g} [{self.low:.3g}, {self.high:.3g}] for the model"
+        title = model if RULES[self.rule].by_tail else "one sigma per layer"
+        title = f"Suggestion: {title}, {min(sigmas):.3g} to {max(sigmas):.3g} over {len(sigmas)} layers"
+        return title, [f"rule {self.rule!r}: {RULES[self.rule].about}", *self.notes]
 
     def __repr__(self) -> str:
-        about = f"rule {self.rule!r}: {RULES[self.rule].about}"
-        return "Suggestion: " + "\n  ".join([self._title, about, *self.notes])
+        title, lines = self._texts()
+        return "\n  ".join([title, *lines])
 
     def _repr_html_(self) -> str:
         """The same with a table of the layers, for notebooks."""
-        rows = [
-            (layer.layer, f"{layer.sigma:.3g}", f"{layer.low:.3g} to {layer.high:.3g}")
-            for layer in self.layers
-        ]
-        about = f"rule {self.rule!r}: {RULES[self.rule].about}"
-        return html_table(f"Suggestion: {self._title}", ("layer", "sigma", "95%"), rows, [about, *self.notes])
-
-    @property
-    def _title(self) -> str:
-        sigmas = [layer.sigma for layer in self.layers]
-        layers = f"{min(sigmas):.3g} to {max(sigmas):.3g} over {len(sigmas)} layers"
-        if self._each:
-            return f"one sigma a layer, {layers}"
-        return f"sigma = {self.sigma:.3g} [{self.low:.3g}, {self.high:.3g}] for the model, {layers}"
+        title, lines = self._texts()
+        rows = [(it.layer, f"{it.sigma:.3g}", f"{it.low:.3g} to {it.high:.3g}") for it in self.layers]
+        return html_table(title, ("layer", "sigma", "95%"), rows, lines)
 
 
-def suggest(rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], activation: str) -> Suggestion:
-    """By ``rule``, for layers given as name, places and evidence."""
+def suggest(
+    rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], activation: str, untrained: str
+) -> Suggestion:
+    """Apply ``rule`` to layers given as name, places and evidence, of a model that looks ``untrained``."""
     check_choice("rule", rule, RULES)
     check_choice("activation", activation, ("iglu", "iglu_approx"))
-    found = []
-    for name, places, evidence in layers:
-        sigma, low, high = RULES[rule].find(evidence)
-        if not math.isnan(sigma):
-            found.append(LayerSigma(name, places, sigma, low, high))
+    found = [(name, places, RULES[rule].find(evidence)) for name, places, evidence in layers]
+    found = [each for each in found if not math.isnan(each[2].sigma)]
     if not found:
-        raise ValueError(
-            "No sigma to suggest: no activation here that IGLU could replace has a tail to measure"
-        )
+        raise ValueError("No sigma to suggest: no activation that IGLU could replace has a tail to measure")
+    ranges = [each[2] for each in found]
     notes = []
     if RULES[rule].by_tail:
         tails = [evidence for _, _, evidence in layers]
-        model = sigma_of_model(rule, tails)
-        notes += _in_words(_mean_evidence(tails), tails)
+        raw, raw_ranges = sigma_of_model(rule, tails), ranges
+        model, ranges = _cut(raw), [_cut(each) for each in ranges]
+        if untrained:
+            notes.append(
+                f"The model looks untrained: {untrained}. Its tails are those of the initialisation and say "
+                "nothing about sigma; probe a trained model, or start with sigma = 5."
+            )
+        notes += _cut_notes(raw, raw_ranges) + _tail_notes(tails)
     else:
-        usual = [layer for layer in found if 0 < layer.sigma < math.inf] or found
-        model = Range(*(_mean([getattr(layer, end) for layer in usual]) for end in ("sigma", "low", "high")))
+        usual = [each for each in ranges if 0 < each.sigma < math.inf] or ranges
+        model = Range(*map(_mean, zip(*usual, strict=True)))
     notes.append(RULES[rule].weakness)
-    unreached = sum(not layer.places for layer in found)
-    if unreached:
-        notes.append(
-            f"{unreached} of {len(found)} layers are calls inside a forward, which swap cannot reach."
-        )
-    return Suggestion(rule, model, found, notes, activation, each=not RULES[rule].by_tail)
+    if unreached := sum(not places for _, places, _ in found):
+        notes.append(f"{unreached} of {len(found)} layers are function calls that swap cannot replace.")
+    sigmas = [LayerSigma(name, places, *each) for (name, places, _), each in zip(found, ranges, strict=True)]
+    return Suggestion(rule, *model, sigmas, notes, activation)
 
 
 def sigma_of_model(rule: str, layers: list[Evidence]) -> Range:
-    """Of a rule that goes by tails: its value at the means over the layers, as the paper's points are."""
+    """The sigma of a rule by tails for a model, from the means over its layers; not limited to TESTED."""
     return RULES[rule].find(_mean_evidence(layers))
 
 
 def _mean_evidence(layers: list[Evidence]) -> Evidence:
-    """Means of figures over layers.  The range is no narrower than a layer's: layers see the same inputs."""
-    return layers[0]._replace(
-        excess=_mean([layer.excess for layer in layers]),
-        excess_low=_mean([layer.excess_low for layer in layers]),
-        excess_high=_mean([layer.excess_high for layer in layers]),
-        scale=_mean([layer.scale for layer in layers]),
-    )
+    """Geometric means over layers; the interval is not narrower than a layer's, since all see the same
+    inputs."""
+    excess, low, high, sd = map(_mean, zip(*(layer[:4] for layer in layers), strict=True))
+    return Evidence(excess, low, high, sd)
 
 
-def _in_words(whole: Evidence, layers: list[Evidence]) -> list[str]:
+def _mean(values: Sequence[float]) -> float:
+    """Geometric: sigma and 1/sigma are treated alike."""
+    if 0 in values:
+        return math.nan if math.inf in values else 0.0
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _cut(found: Range) -> Range:
+    return Range(*(min(max(value, TESTED[0]), TESTED[1]) for value in found))
+
+
+def _cut_notes(model: Range, layers: list[Range]) -> list[str]:
+    is_cut = [not math.isclose(_cut(each).sigma, each.sigma) for each in (model, *layers)]
+    parts = [f"the model's sigma, {model.sigma:.3g} by the rule"] if is_cut[0] else []
+    parts += [f"{sum(is_cut[1:])} of {len(layers)} layers"] if any(is_cut[1:]) else []
+    limits = f"{TESTED[0]:g} to {TESTED[1]:g}"
+    text = f"Cut to the range of sigma that was ever tested, {limits}: {' and '.join(parts)}."
+    return [text] if parts else []
+
+
+def _tail_notes(layers: list[Evidence]) -> list[str]:
+    mean = _mean_evidence(layers)
     heavier = sum(layer.excess_low > 1 for layer in layers)
     lighter = sum(layer.excess_high < 1 for layer in layers)
-    scales = sorted(layer.scale for layer in layers)
-    words = [
-        f"Hill's xi is {whole.excess:.2f} [{whole.excess_low:.2f}, {whole.excess_high:.2f}] times a "
-        f"Gaussian's at the same n and k, on average; {heavier} of {len(layers)} layers are heavier than a "
-        f"Gaussian, {lighter} lighter. Scale {whole.scale:.3g}, from {scales[0]:.3g} to {scales[-1]:.3g}."
+    sds = sorted(layer.robust_sd for layer in layers)
+    notes = [
+        f"The geometric mean excess is {mean.excess:.2f} [{mean.excess_low:.2f}, {mean.excess_high:.2f}]: xi "
+        f"divided by a Gaussian's at the same n and k. Of {len(layers)} layers, {heavier} are heavier than a "
+        f"Gaussian and {lighter} lighter. Robust SD {mean.robust_sd:.3g}, from {sds[0]:.3g} to {sds[-1]:.3g}."
     ]
     first, last = POINTS[0].excess, POINTS[-1].excess
-    beyond = sum(not first <= layer.excess <= last for layer in layers)
-    if beyond:
-        words.append(
-            f"{beyond} of {len(layers)} layers lie outside the paper's range of excess, {first:.2f} to "
-            f"{last:.2f}, where the rule knows nothing and holds the last value."
+    if outside := sum(not first <= layer.excess <= last for layer in layers):
+        notes.append(
+            f"{outside} of {len(layers)} layers are outside the paper's range of excess, {first:.2f} to "
+            f"{last:.2f}, where the rule has no data and is constant."
         )
-    return words
-
-
-def _mean(values: list[float]) -> float:
-    """Geometric: sigma and 1/sigma are on an equal footing."""
-    if any(value == 0 for value in values):
-        return 0.0 if math.inf not in values else math.nan
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+    return notes

@@ -1,8 +1,7 @@
-"""One layer's inputs as a stream, reduced to what fits in a fixed amount of memory.
+"""Reduce a stream of one layer's inputs to a fixed amount of memory.
 
-Three things are kept of any number of values: the exact largest magnitudes, power sums, and a uniform
-sample.  Each call costs a few passes over the data in pieces that stay in the cache; the largest are found
-by the maxima of small blocks, since nearly all blocks lie below the threshold that is already reached.
+Three statistics are kept of any number of values: the exact largest magnitudes, power sums, and a uniform
+random sample.  On a CPU the data are read in pieces that fit into its cache.
 """
 
 from __future__ import annotations
@@ -15,185 +14,149 @@ from torch import Tensor
 
 from iglu.tails import Tail
 
-_BLOCK = 64  # one maximum each
-_PIECE = 1 << 20  # values at a time on a CPU: small enough for its cache, large enough to share among threads
-_SLACK, _SMALLEST = 1e-6, 1e-22  # how far the root of a rounded square may be off, and where it is 0
-_FIRST = 1 << 14  # values that show where the sums had best be centred
+_PIECE = 1 << 20  # values at a time on a CPU: few enough for its cache, enough to share among threads
+_BLOCK = 64
+_SLACK = 1e-5  # relative error of a float32 square, and more
+_FIRST = 1 << 14  # values that determine the centre
 
 
 class Moments(NamedTuple):
-    """``kurtosis`` is in excess of a Gaussian's 3."""
+    """``kurtosis`` is the excess kurtosis, 0 for a Gaussian."""
 
     mean: float
-    deviation: float
+    sd: float
     skewness: float
     kurtosis: float
 
 
 class Stream:
-    """What a layer has seen so far.
+    """The statistics of all values so far.
 
-    Values that are not finite are counted and left out of everything else.  ``rows`` tells of each of the
-    largest which row of the inputs (image, sequence) it came from: values of one row are not independent.
+    NaN and inf are counted and otherwise left out.  ``rows_of_tail`` gives the row of the inputs (image,
+    sequence) that each of the largest values came from: values of one row are not independent.
     """
 
     def __init__(self, keep: int, sample: int, seed: int) -> None:
-        self.n = 0
-        self.calls = 0
-        self.not_finite = 0
-        self._largest = _Largest(keep)
+        self.n = self.calls = self.not_finite = 0
+        self._keep = keep
+        self._largest, self._largest_rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self._sample = _Sample(sample, seed)
         self._rows = 0
         self._resolution = 0.0
-        self._origin: tuple[float, float] | None = None  # sums are of (x - centre)/unit
+        # Sums are of x in float32; where that would overflow, underflow or cancel, of x - centre in float64.
+        self._centre: float | None = None
+        self._dtype = torch.float32
         self._sums = torch.zeros(4, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
-        """Take in the values of a tensor whose first dimension counts rows."""
+        """Add the values of a tensor whose first dimension counts rows."""
         self.calls += 1
         if x.numel() == 0:
             return
-        flat, rows = _in_memory_order(x.detach()), x.shape[0] if x.dim() else 1
-        first_row, a_row = self._rows, x.numel() // rows
-        self._rows += rows
+        if x.device.type == "mps":
+            x = x.cpu()  # which has float64
+        flat = _in_memory_order(x.detach())
+        rows = x.shape[0] if x.dim() else 1
+        row_length = len(flat) // rows
         self._resolution = max(self._resolution, torch.finfo(x.dtype).eps)
-        sums, maxima = self._pass(flat)
-        positions = None
-        if not sums.isfinite().all():
-            flat = (
-                flat.cpu()
-            )  # not every device has float64, in which the fourth power of a float32 is finite
-            positions = flat.isfinite().nonzero().squeeze(1)
-            self.not_finite += len(flat) - len(positions)
-            flat = flat[positions].double()
-            if len(flat) == 0:
-                return
-            self._origin = self._origin or _origin(flat)
-            sums, maxima = self._pass(flat)
-        self._sums += sums
-        self.n += len(flat)
-        values, where = self._largest.choose(flat, maxima)
-        if len(values):
-            where = where if positions is None else positions[where]
-            self._largest.take(values, where // a_row + first_row)
-        self._sample.add(flat)
+        if self._centre is None:
+            self._choose_centre(flat)
+        size = _PIECE if flat.device.type == "cpu" else len(flat)
+        buffer = flat.new_empty(min(size, len(flat)), dtype=self._dtype)  # new memory per piece is slower
+        for start in range(0, len(flat), size):
+            piece = flat[start : start + size]
+            positions = self._add_piece(piece, buffer)
+            if len(positions):
+                self._keep_largest(piece[positions].abs(), (positions + start) // row_length + self._rows)
+        self._rows += rows
 
-    def _pass(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Power sums, and the largest magnitude of each block up to rounding, since the squares are there."""
-        pieces = torch.split(flat, _PIECE) if flat.device.type == "cpu" else (flat,)
-        wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
-        if self._origin is None:
-            self._origin = _origin(flat)
-        centre, unit = self._origin or (0.0, 1.0)
-        is_plain = (centre, unit) == (0.0, 1.0)
-        sums = torch.zeros(4, dtype=torch.float64)
-        maxima = []
-        squares = flat.new_empty(len(pieces[0]), dtype=wide)  # fresh memory for each piece would cost more
-        for piece in pieces:
-            values = piece.to(wide)
-            first = values if is_plain else (values - centre).mul_(1 / unit)
-            second = torch.mul(first, first, out=squares[: len(first)])
-            powers = [first.sum(), first.dot(first), second.dot(first), second.dot(second)]
-            sums += torch.stack(powers).cpu()
-            maxima += _block_maxima(second if is_plain else torch.mul(values, values, out=second))
-        return sums, torch.cat(maxima).sqrt_()
+    def _add_piece(self, piece: Tensor, buffer: Tensor) -> Tensor:
+        """Update sums and sample; return the positions of values that may be among the largest."""
+        values = piece.to(self._dtype)
+        sums, squares = self._power_sums(values, buffer)
+        finite = None
+        if not sums.isfinite().all():
+            finite = piece.isfinite().nonzero().squeeze(1)
+            self.not_finite += len(piece) - len(finite)
+            if len(finite) == 0:
+                return finite
+            piece = piece[finite]
+            values = piece.double()  # in which the fourth power of any float32 is finite
+            sums, squares = self._power_sums(values, torch.empty_like(values))
+        self._sums += sums
+        self.n += len(piece)
+        self._sample.add(piece)
+        if len(self._largest) < self._keep:
+            positions = piece.abs().topk(min(self._keep, len(piece))).indices
+        else:
+            squares = squares if self._centre == 0 else torch.mul(values, values, out=squares)
+            least = self._largest[-1].item() ** 2 * (1 - _SLACK)
+            positions = _positions_above(squares, least).to(piece.device)
+        return positions if finite is None else finite[positions]
+
+    def _power_sums(self, values: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        first = values - self._centre if self._centre else values
+        second = torch.mul(first, first, out=buffer[: len(first)])
+        powers = [first.sum(), first.dot(first), second.dot(first), second.dot(second)]
+        return torch.stack(powers).cpu().double(), second
+
+    def _choose_centre(self, flat: Tensor) -> None:
+        first = flat[:_FIRST].cpu().double()
+        first = first[first.isfinite()]
+        if len(first) == 0:
+            return
+        sd, mean = (each.item() for each in torch.std_mean(first, correction=0))
+        is_easy = 1e-4 < sd < 1e4 and abs(mean) < 3 * sd and flat.dtype != torch.float64
+        self._centre, self._dtype = (0.0, torch.float32) if is_easy else (mean, torch.float64)
+
+    def _keep_largest(self, values: Tensor, rows: Tensor) -> None:
+        values = torch.cat([self._largest.to(values), values])
+        self._largest, order = values.topk(min(self._keep, len(values)))
+        self._largest_rows = torch.cat([self._largest_rows.to(rows), rows])[order]
 
     def moments(self) -> Moments:
-        centre, unit = self._origin or (math.nan, math.nan)
+        centre = math.nan if self._centre is None else self._centre
         first, second, third, fourth = (self._sums / max(self.n, 1)).tolist()
         variance = second - first**2
         if not variance > 0:
-            return Moments(centre + unit * first, 0.0 if self.n else math.nan, math.nan, math.nan)
+            return Moments(centre + first, 0.0 if self.n else math.nan, math.nan, math.nan)
         skew = third - 3 * first * second + 2 * first**3
         fourth = fourth - 4 * first * third + 6 * first**2 * second - 3 * first**4
-        return Moments(
-            centre + unit * first, unit * math.sqrt(variance), skew / variance**1.5, fourth / variance**2 - 3
-        )
+        return Moments(centre + first, math.sqrt(variance), skew / variance**1.5, fourth / variance**2 - 3)
 
     def tail(self) -> Tail:
-        return Tail(self._largest.values.double(), self.n, self._resolution)
+        return Tail(self._largest.double(), self.n, self._resolution)
 
     def rows_of_tail(self) -> Tensor:
         """The row of each value of the tail, in its order."""
-        return self._largest.rows.cpu()
+        return self._largest_rows.cpu()
 
     def sample(self) -> Tensor:
         return self._sample.values.float().cpu()
 
 
 def _in_memory_order(x: Tensor) -> Tensor:
-    """Flat, without a copy where memory is dense; the first dimension stays the outermost."""
+    """Flatten x without a copy if its memory is dense; the first dimension stays the outermost."""
     if not x.is_contiguous() and x.dim() > 2:
         order = sorted(range(1, x.dim()), key=x.stride, reverse=True)
         x = x.permute(0, *order)
     return x.reshape(-1)
 
 
-def _block_maxima(squares: Tensor) -> list[Tensor]:
-    whole = len(squares) // _BLOCK * _BLOCK
-    parts = [squares[:whole].view(-1, _BLOCK), squares[whole:].view(1, -1)]
-    return [part.amax(1) for part in parts if part.numel()]
-
-
-def _origin(flat: Tensor) -> tuple[float, float] | None:
-    """Centre and unit for the sums, from the first values; None if they are not finite.
-
-    A scale of 1e-12 would underflow without a unit, and a mean far from 0 would cancel without a centre;
-    where neither threatens both are spared.
-    """
-    deviation, mean = torch.std_mean(flat[:_FIRST].cpu().double(), correction=0)
-    centre, unit = mean.item(), deviation.item()
-    if not math.isfinite(centre) or not math.isfinite(unit):
-        return None
-    if 1e-4 < unit < 1e4 and abs(centre) < 3 * unit:
-        return 0.0, 1.0
-    return centre, unit or abs(centre) or 1.0
-
-
-class _Largest:
-    """The ``keep`` largest magnitudes, exact, in descending order, each with its row."""
-
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
-        self.values = torch.empty(0)
-        self.rows = torch.empty(0, dtype=torch.int64)
-
-    def choose(self, flat: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
-        """Magnitudes that may be among the largest, and their positions; all others are not."""
-        is_full = len(self.values) == self.keep
-        above = torch.gt if is_full else torch.ge  # ties with what is kept add nothing
-        if is_full:
-            threshold = self.values[-1].item()
-        elif len(maxima) > self.keep:
-            # As many values as blocks are at least as large as the least of their maxima.
-            threshold = maxima.topk(self.keep, sorted=False).values.min().item() * (1 - _SLACK)
-        else:
-            threshold = 0.0
-        blocks = (maxima >= threshold * (1 - _SLACK) - _SMALLEST).nonzero().squeeze(1)
-        whole = len(flat) // _BLOCK
-        if whole < len(maxima) and len(blocks) and blocks[-1] == whole:  # the last is shorter
-            rest, blocks = flat[whole * _BLOCK :].abs(), blocks[:-1]
-        else:
-            rest = flat[:0]
-        full = flat[: whole * _BLOCK].view(-1, _BLOCK).index_select(0, blocks).abs().view(-1)
-        in_full, in_rest = (above(part, threshold).nonzero().squeeze(1) for part in (full, rest))
-        values = torch.cat([full[in_full], rest[in_rest]])
-        in_blocks = torch.div(in_full, _BLOCK, rounding_mode="floor")
-        positions = blocks[in_blocks] * _BLOCK + in_full - in_blocks * _BLOCK
-        return values.to(maxima.dtype), torch.cat([positions, in_rest + whole * _BLOCK])
-
-    def take(self, values: Tensor, rows: Tensor) -> None:
-        values = torch.cat([self.values.to(values), values])
-        rows = torch.cat([self.rows.to(rows), rows])
-        self.values, order = values.topk(min(self.keep, len(values)))
-        self.rows = rows[order]
+def _positions_above(values: Tensor, least: float) -> Tensor:
+    """Where values > least; nearly all blocks are skipped by their maximum, which is faster than nonzero."""
+    end = len(values) // _BLOCK * _BLOCK
+    blocks = values[:end].view(-1, _BLOCK)
+    hits = (blocks.amax(1) > least).nonzero().squeeze(1)
+    block, inner = (blocks[hits] > least).nonzero().unbind(1)
+    return torch.cat([hits[block] * _BLOCK + inner, (values[end:] > least).nonzero().squeeze(1) + end])
 
 
 class _Sample:
-    """A sample in which every value so far has the same expected share; all of them while they fit.
+    """A sample in which every value so far has the same expected share; all values while they fit.
 
-    Each of its slots takes one of m new values with probability m/n, n counting these too.  Those that do
-    share them out, one from each of as many equal stretches.
+    Each slot is replaced by one of m new values with probability m/n, where n includes them.  The new values
+    are drawn one from each of as many equal stretches as there are slots to replace.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -213,7 +176,7 @@ class _Sample:
         draws = torch.rand(2, self.size, generator=self.generator)
         slots = (draws[0] < m / self.seen).nonzero().squeeze(1)
         count = len(slots)
-        # in float64, as float32 cannot count beyond 2^24
+        # in float64, since float32 cannot count beyond 2^24
         places = ((torch.arange(count) + draws[1, :count].double()) * (m / max(count, 1))).long()
         new = flat[places.clamp_(max=m - 1).to(flat.device)]
         self.values = new if count == self.size else kept.index_copy(0, slots.to(flat.device), new)

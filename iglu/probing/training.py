@@ -1,13 +1,12 @@
-"""Tails while a model trains: what its activations are given in the very passes of a training step.
+"""Tail statistics during training, from the forward passes of the training steps themselves.
 
-No pass is added and nothing random is drawn, so that a run is the same with it as without.  What a watched
-step costs: ``benchmarks/tail_callback.py``.
+No pass is added and no random number is drawn, so the run is the same with the monitor as without it.
+``benchmarks/tail_callback.py`` measures the cost of a monitored step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,73 +16,70 @@ import torch
 from torch import Tensor, nn
 
 from iglu.modules import SigmaModule
-from iglu.probing import VANISHING, default_k
+from iglu.probing.layers import VANISHING, check_sizes, default_k, derivative
+from iglu.probing.observe import Accumulators, ActivationObserver, ObservedSite
 from iglu.probing.stream import Stream
-from iglu.probing.turns import Turns
-from iglu.probing.watch import Site, Watch
 from iglu.tails import TailWarning, hill
 
 
 class TailMonitor:
-    """Watches the activations of ``model`` in a training step, and tells of the last one that it watched.
+    """Monitor the activations of a model during a training step.
 
-    The figures of :meth:`metrics` by name:
+    :meth:`metrics` returns, for the last monitored step:
 
-    - ``tails/alpha/LAYER``: Hill's tail index of the layer's inputs, from the ``k`` largest magnitudes (1% of
-      the values unless told), and ``tails/gaussian/LAYER``, what a Gaussian gives at the same n and k;
-    - ``tails/dead/LAYER``: the share of dead units, at which no input of the step had a slope above 1e-3.  A
-      unit is a channel (dimension 1) of inputs with four dimensions or more, else a feature of the last;
-    - ``sigma/PLACE`` for each learnable sigma, with ``sigma_min`` and ``sigma_max`` if it has channels.
+    - ``tails/alpha/LAYER``: Hill's tail index of the layer's inputs, and ``tails/gaussian/LAYER``: the index
+      of Gaussian data at the same n and k;
+    - ``tails/dead/LAYER``: the share of dead units, whose derivative was below 1e-3 for all inputs of the
+      step.  A unit is a channel (dimension 1) of inputs with four or more dimensions, else a feature (the
+      last dimension);
+    - ``sigma/PLACE`` for each learnable sigma, with ``sigma_min`` and ``sigma_max`` if it is per channel.
+
+    Args:
+        model: The model that is trained.
+        k: The number of largest magnitudes per layer that the tail index uses; by default 1% of the values.
+        keep: The number of largest magnitudes to keep per layer.
     """
 
     def __init__(self, model: nn.Module, *, k: int | None = None, keep: int = 2048) -> None:
-        if k is not None and not 1 <= k < keep:
-            raise ValueError(f"k must be from 1 to keep - 1 = {keep - 1}, got {k}")
+        check_sizes(k, keep=keep)
         self.model = model
         self._k, self._keep = k, keep
-        self._turns = self._fresh()
-        self._watch = Watch(model, lambda site, x: self._turns.receive(site, x))
-
-    def _fresh(self) -> Turns[_Inputs]:
-        return Turns(lambda site: _Inputs(site, self._keep))
+        self.begin()
+        self._observer = ActivationObserver(model, lambda site, x: self._inputs.add(site, x))
 
     def begin(self) -> None:
-        """A step begins: forget the one before."""
-        self._turns = self._fresh()
+        """Start a step and forget the previous one."""
+        self._inputs = Accumulators(lambda site: _Inputs(site, self._keep))
 
     @contextlib.contextmanager
     def one_pass(self) -> Iterator[None]:
-        """Watch what runs inside as one forward pass of the step."""
-        self._turns.begin()
-        with _uncompiled(), self._watch.on():
+        """Monitor the code inside as one forward pass of the step."""
+        self._inputs.begin_pass()
+        with _uncompiled(), self._observer.on():
             yield
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Watch each call of the model inside as a forward pass; there are several where gradients are
-        accumulated."""
+        """Monitor each call of the model inside as a forward pass; gradient accumulation makes several."""
         self.begin()
-        running = contextlib.ExitStack()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_uncompiled())
-            for handle in (
-                self.model.register_forward_pre_hook(
-                    lambda *_: running.enter_context(self.one_pass()), prepend=True
-                ),
-                self.model.register_forward_hook(lambda *_: running.close(), always_call=True),
-            ):
-                stack.callback(handle.remove)
-            stack.callback(running.close)
+        with (
+            _uncompiled(),
+            contextlib.ExitStack() as running,
+            self.model.register_forward_pre_hook(
+                lambda *_: running.enter_context(self.one_pass()), prepend=True
+            ),
+            self.model.register_forward_hook(lambda *_: running.close(), always_call=True),
+        ):
             yield
 
     def metrics(self) -> dict[str, float]:
-        """Of the last watched step; a layer without a tail, all of whose inputs are equal, has no index."""
+        """Return the statistics of the last monitored step; a layer with constant inputs has no index."""
         found: dict[str, float] = {}
-        for site, inputs in self._turns.layers():
+        for site, inputs in self._inputs.layers():
             if inputs.dead is not None:
                 found[f"tails/dead/{site.name}"] = inputs.dead
             with contextlib.suppress(ValueError), warnings.catch_warnings():
-                warnings.simplefilter("ignore", TailWarning)  # the Gaussian's figure says it
+                warnings.simplefilter("ignore", TailWarning)  # the Gaussian's index shows it
                 index = hill(inputs.stream.tail(), default_k(inputs.stream.n, self._keep, self._k))
                 found[f"tails/alpha/{site.name}"] = index.alpha
                 found[f"tails/gaussian/{site.name}"] = index.gaussian.alpha
@@ -103,35 +99,27 @@ def _sigmas(model: nn.Module) -> dict[str, float]:
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Compiled code would not be seen."""
+    """Run eagerly: hooks do not see inside compiled code."""
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 
 
 class _Inputs:
-    """What one activation was given in a step."""
+    """The inputs of one activation in a step."""
 
-    def __init__(self, site: Site, keep: int) -> None:
+    def __init__(self, site: ObservedSite, keep: int) -> None:
         self.stream = Stream(keep, sample=2, seed=0)
         self._site = site
         self._alive: Tensor | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
-        twin = copy.copy(self)  # the site holds the activation itself
-        twin.stream = copy.deepcopy(self.stream, memo)
-        return twin
-
     def add(self, x: Tensor) -> None:
         self.stream.add(x)
-        is_random = self._site.activation.lower().startswith("rrelu")  # and must draw nothing
-        if is_random or x.dim() < 2:
+        # RReLU would draw random numbers.
+        if self._site.activation.lower().startswith("rrelu") or x.dim() < 2:
             return
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self._site.function(leaf.clone()).sum(), leaf)
         unit = 1 if x.dim() > 3 else x.dim() - 1
-        steepest = slope.abs().amax([dim for dim in range(x.dim()) if dim != unit])
-        alive = steepest >= VANISHING
+        others = [dim for dim in range(x.dim()) if dim != unit]
+        alive = derivative(self._site.function, x).abs().amax(others) >= VANISHING
         self._alive = alive if self._alive is None else self._alive | alive
 
     @property

@@ -1,0 +1,256 @@
+"""The corrections of one layer in closed form, from what it is given and what it should give.
+
+For a linear layer W h + b that is given h' in the place of h:
+
+- *shift*: b' = b + mean(W h + b) - mean(W h' + b);
+- *least squares*: W' and b' that minimise the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
+  ridge is RIDGE times the mean variance of an entry of h'.  All that is kept of the batches are the sums of
+  h' h'^T and of h' e^T, e being the difference;
+- *batch norm*: mean and variance such that every channel of the output has the mean and the variance that it
+  had.  Where those that the layer kept are the ones of these batches, that is their mean and variance anew;
+  where they are not, because the inputs are others than in training, only the change is taken up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from iglu.calibration.dataflow import CONVOLUTIONS, CalibrationTarget
+
+RIDGE = 1e-4  # chosen beforehand, for all models and layers
+
+Remember = Callable[[Tensor], Tensor]  # gives back a copy
+
+
+class Pair(NamedTuple):
+    """For one batch: what the layer is given, what it should give, and which tokens count."""
+
+    given: Tensor
+    wanted: Tensor
+    mask: Tensor | None
+
+
+class Outcome(NamedTuple):
+    """What was done to a layer, and the error of its output before and after."""
+
+    method: str  # "none" if nothing does better
+    before: float
+    after: float
+
+
+class CannotCorrectError(Exception):
+    """Says why, in words for the record."""
+
+
+def correct(
+    target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], method: str, remember: Remember
+) -> Outcome:
+    """From the pairs to fit, the correction that does best on the pairs that judge; made in place;
+    ``remember`` is called with each tensor before it is overwritten."""
+    if target.is_norm:
+        return _renew_norm(target, fitted, judged, remember)
+    layer = _Layer(target.module)
+    steps = {"none": _Step(None, None)} | _steps(layer, target, fitted, method)
+    if len(steps) == 1:
+        raise CannotCorrectError(
+            "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
+        )
+    old = [(tensor, remember(tensor)) for tensor in (layer.weight, layer.bias) if tensor is not None]
+
+    def put(step: _Step) -> float:
+        for tensor, value in old:
+            tensor.copy_(value)
+        layer.add(step)
+        return _error(target, judged)
+
+    errors = {name: put(step) for name, step in steps.items()}
+    best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
+    put(steps[best])
+    return Outcome(best, errors["none"], errors[best])
+
+
+# -- what a layer is given and gives, as rows -------------------------------------------------------
+
+
+class _Step(NamedTuple):
+    weight: Tensor | None  # outputs by inputs
+    bias: Tensor | None
+
+
+class _Layer:
+    """A linear layer as a matrix that acts on rows."""
+
+    def __init__(self, module: nn.Module) -> None:
+        weight = module._parameters["weight"]
+        assert weight is not None
+        self.module = module
+        self.weight = weight
+        self.bias = module._parameters.get("bias")
+        self._is_convolution = isinstance(module, CONVOLUTIONS)
+        self._is_transposed = not isinstance(module, (nn.Linear, *CONVOLUTIONS))  # as GPT-2 has it
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether its inputs can be laid out as rows: all but grouped and unusual convolutions."""
+        module: Any = self.module
+        if not self._is_convolution:
+            return True
+        is_usual = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return isinstance(module, nn.Conv2d) and module.groups == 1 and is_usual
+
+    @property
+    def fan_in(self) -> int:
+        """The inputs of one output; fewer rows than that tell too little."""
+        return self.weight.numel() // self.weight.shape[1 if self._is_transposed else 0]
+
+    def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        module: Any = self.module
+        if not self._is_convolution:
+            return _rows(x, mask)
+        patches = F.unfold(_computed(x), module.kernel_size, module.dilation, module.padding, module.stride)
+        return patches.transpose(1, 2).flatten(0, 1)
+
+    def outputs(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        return _rows(y.movedim(1, -1), None) if self._is_convolution else _rows(y, mask)
+
+    def add(self, step: _Step) -> None:
+        if step.weight is not None:
+            by_weight = step.weight.T if self._is_transposed else step.weight.reshape(self.weight.shape)
+            self.weight.copy_(self.weight.to(by_weight.dtype) + by_weight)
+        if step.bias is not None and self.bias is not None:
+            self.bias.copy_(self.bias.to(step.bias.dtype) + step.bias)
+
+
+def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Without padding, where the mask is one of the rows: batch by length, or both in one dimension."""
+    flat = _computed(x).reshape(-1, x.shape[-1])
+    if mask is None or mask.numel() != len(flat) or x.shape[:-1] not in (mask.shape, flat.shape[:1]):
+        return flat
+    return flat[mask.flatten()]
+
+
+def _computed(x: Tensor) -> Tensor:
+    """In float32 or better."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _error(target: CalibrationTarget, pairs: Iterable[Pair]) -> float:
+    """|output - wanted|/|wanted|; where a BatchNorm follows, but for the means, which it takes up."""
+    layer = None if target.is_norm else _Layer(target.module)
+    off, whole = 0.0, 0.0
+    for given, wanted, mask in pairs:
+        output = target.module.forward(given)
+        if layer is not None:
+            output, wanted = layer.outputs(output, mask), layer.outputs(wanted, mask)
+        output, wanted = _computed(output), _computed(wanted)
+        difference = output - wanted
+        if target.feeds_norm:
+            difference, wanted = difference - difference.mean(0), wanted - wanted.mean(0)
+        off += _square(difference)
+        whole += _square(wanted)
+    return math.sqrt(off / whole) if whole else math.nan
+
+
+def _square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x)) ** 2
+
+
+# -- the corrections --------------------------------------------------------------------------------
+
+
+def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method: str) -> dict[str, _Step]:
+    rows = sum(len(layer.outputs(wanted, mask)) for _, wanted, mask in fitted)
+    if rows == 0:
+        raise CannotCorrectError("no token counts: the mask excludes all")
+    by_squares = method == "least-squares" and layer.has_rows and rows >= layer.fan_in
+    sums = _Sums()
+    for given, wanted, mask in fitted:
+        e = layer.outputs(wanted, mask) - layer.outputs(target.module.forward(given), mask)
+        sums.add(layer.inputs(given, mask) if by_squares else None, e)
+    steps = {}
+    if layer.bias is not None:
+        steps["shift"] = _Step(None, sums.e / sums.count)
+    if by_squares:
+        steps["least-squares"] = sums.solved(with_bias=layer.bias is not None or target.feeds_norm)
+    return steps
+
+
+class _Sums:
+    """Over rows h and differences e: all that a fit needs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.h: Any = 0.0
+        self.e: Any = 0.0
+        self.hh: Any = 0.0
+        self.he: Any = 0.0
+
+    def add(self, h: Tensor | None, e: Tensor) -> None:
+        self.count += len(e)
+        self.e = self.e + _wide(e.sum(0))
+        if h is not None:
+            self.h = self.h + _wide(h.sum(0))
+            self.hh = self.hh + _wide(h.T @ h)
+            self.he = self.he + _wide(h.T @ e)
+
+    def solved(self, with_bias: bool) -> _Step:
+        hh, he = self.hh / self.count, self.he / self.count
+        h, e = self.h / self.count, self.e / self.count
+        if with_bias:
+            hh, he = hh - torch.outer(h, h), he - torch.outer(h, e)
+        # not 0, even where every unit is dead and there is nothing to solve
+        ridge = RIDGE * hh.diagonal().mean().clamp(min=torch.finfo(hh.dtype).tiny / RIDGE)
+        step = torch.linalg.solve(hh + ridge * torch.eye(len(hh), dtype=hh.dtype, device=hh.device), he).T
+        return _Step(step, e - step @ h if with_bias else None)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float64, but on a device that has none."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def _renew_norm(
+    target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], remember: Remember
+) -> Outcome:
+    norm: Any = target.module
+    before = _error(target, judged)
+    gives = _moments(norm.forward(pair.given) for pair in fitted)
+    should = _moments(pair.wanted for pair in fitted)
+    if gives.values < 2:
+        raise CannotCorrectError("fewer than two values a channel")
+    old_mean, old_var = (_wide(remember(tensor)) for tensor in (norm.running_mean, norm.running_var))
+    scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
+    # It gives scale (x - mean)/spread + offset.  A channel that does not vary tells nothing of its spread,
+    # and one whose scale is 0 nothing at all.
+    ratio = (gives.variance / should.variance).sqrt()
+    spread = (old_var + norm.eps).sqrt()
+    new_spread = spread * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1)
+    shift = ((gives.mean - offset) * spread - (should.mean - offset) * new_spread) / scale
+    norm.running_mean.copy_(old_mean + torch.where(shift.isfinite(), shift, 0))
+    norm.running_var.copy_((new_spread.square() - norm.eps).clamp(min=0))
+    return Outcome("batch norm", before, _error(target, judged))
+
+
+class _Moments(NamedTuple):
+    """Of each channel, over everything else."""
+
+    values: int
+    mean: Tensor
+    variance: Tensor
+
+
+def _moments(batches: Iterable[Tensor]) -> _Moments:
+    count, around, total, squares = 0, 0.0, 0.0, 0.0  # type: int, Any, Any, Any
+    for batch in batches:
+        rows = _wide(batch.movedim(1, -1).reshape(-1, batch.shape[1]))
+        around = around if count else rows[0]  # so that a channel that does not vary has a variance of 0
+        count += len(rows)
+        total = total + (rows - around).sum(0)
+        squares = squares + (rows - around).square().sum(0)
+    return _Moments(count, around + total / count, squares / count - (total / count).square())

@@ -1,0 +1,127 @@
+"""Several forwards side by side, all halted before or after the same layer.
+
+A layer is to be corrected on what the corrected layers before it give, for every batch.  Running the model
+once more for each layer would take as many passes as there are layers; here each batch runs once, in a thread
+of its own, of which never two are at work at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Left(BaseException):
+    """Ends a forward that is no longer needed; not an Exception, which a model might catch."""
+
+
+class PausedForward(threading.Thread):
+    """One forward, which halts at each stop."""
+
+    def __init__(self, forward: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._forward = forward
+        self._go, self._halted = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_left = False
+        self._error: BaseException | None = None
+        self.stop = -1  # the number of the stop where it is
+        self.value: Tensor | None = None  # what passes there
+        self.is_over = False
+        self.start()
+
+    def run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._is_left:
+                with torch.no_grad():
+                    self._forward()
+        except _Left:
+            pass
+        except BaseException as error:  # raised again where it is seen
+            self._error = error
+        self.is_over, self.value = True, None
+        self._halted.release()
+
+    def halt(self, stop: int, value: Tensor) -> None:
+        """Called in the thread itself."""
+        self.stop, self.value = stop, value
+        self._halted.release()
+        self._go.acquire()
+        self.value = None
+        if self._is_left:
+            raise _Left
+
+    def reach(self, stop: int) -> Tensor | None:
+        """What passes at this stop; None if the forward does not come there (any more)."""
+        while self.stop < stop and not self.is_over:
+            self._advance()
+            if self._error is not None:
+                raise self._error
+        return self.value if self.stop == stop else None
+
+    def finish(self) -> None:
+        """To the end, without halting to be looked at."""
+        while not self.is_over:
+            self._advance()
+        if self._error is not None:
+            raise self._error
+
+    def leave(self) -> None:
+        self._is_left = True
+        while not self.is_over:
+            self._advance()
+        self.join()
+
+    def _advance(self) -> None:
+        self._go.release()
+        self._halted.acquire()
+
+
+@contextlib.contextmanager
+def paused_forwards(
+    forwards: Sequence[Callable[[], Any]], stops: Sequence[nn.Module], *, after: bool
+) -> Iterator[list[PausedForward]]:
+    """A paused for each forward; it halts at each of the stops, before it with its input or after it with its
+    output."""
+    handles = [
+        module.register_forward_hook(_halt_after(number))
+        if after
+        else module.register_forward_pre_hook(_halt_before(number), with_kwargs=True)
+        for number, module in enumerate(stops)
+    ]
+    started = [PausedForward(forward) for forward in forwards]
+    try:
+        yield started
+    finally:
+        for paused in started:
+            paused.leave()
+        for handle in handles:
+            handle.remove()
+
+
+def _halt_before(number: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        paused = threading.current_thread()
+        if isinstance(paused, PausedForward):
+            paused.halt(number, first_tensor(args, kwargs))
+
+    return hook
+
+
+def _halt_after(number: int) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        paused = threading.current_thread()
+        if isinstance(paused, PausedForward):
+            paused.halt(number, output)
+
+    return hook
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer of one input is given."""
+    return args[0] if args else next(iter(kwargs.values()), None)

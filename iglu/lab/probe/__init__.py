@@ -1,1 +1,0 @@
-"""The tails of networks as tables and pictures."""

@@ -1,1 +1,0 @@
-"""Statistics over seeds, runs beside each other, and how pictures look."""

@@ -1,1 +1,0 @@
-"""One loop for images and text, what they differ in, and what watches a run."""

@@ -1,0 +1,227 @@
+"""Which modules, functions and names are activations, and which of them swap replaces without being asked.
+
+Classes are known by the module and name of the class that defines their forward, so that neither transformers
+nor timm has to be imported; functions by their name, or by what they compute (see :mod:`.function_body`).
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from iglu import zoo
+from iglu.modules import IGLU, ScaledGELU, is_known
+from iglu.surgery import function_body
+
+# Replaced by default, in addition to the replaceable rows of the zoo.  Not here, because a model relies on
+# their range: sigmoid and tanh (gates), softplus (keeps things positive).
+_REPLACED = {
+    "torch.nn.modules.activation": {"ReLU6"},
+    "transformers.activations": {
+        "GELUTanh", "NewGELUActivation", "GELUActivation", "FastGELUActivation", "QuickGELUActivation",
+        "ClippedGELUActivation", "AccurateGELUActivation", "SiLUActivation", "MishActivation",
+    },
+    "transformers.models.bloom.modeling_bloom": {"BloomGelu"},
+    "timm.layers.activations": {"Swish", "Mish", "HardSwish", "HardMish", "GELU", "GELUTanh", "QuickGELU"},
+    "timm.layers.activations_me": {"SwishMe", "MishMe", "HardSwishMe", "HardMishMe"},
+}  # fmt: skip
+
+# Activations built around another one, which is not a site of its own.  timm's StarReLU is not here: it
+# learns an affine map around a ReLU, and keeps it around another activation.
+_COMPOSITE = {"timm.models.metaformer": {"SquaredReLU"}}
+
+# Every class defined here is an activation, and may be replaced if it is named.
+_HOMES = {
+    "torch.nn.modules.activation",
+    "transformers.activations",
+    "timm.layers.activations",
+    "timm.layers.activations_me",
+}
+
+_tanh_gelu = functools.partial(nn.GELU, "tanh")
+
+# Functions by name, torch's, timm's and those that models write out for themselves, and the module that
+# computes (nearly) the same, which represents a call in rules and records.
+_FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
+    "relu": nn.ReLU, "relu_": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU,
+    "leaky_relu_": nn.LeakyReLU, "elu": nn.ELU, "elu_": nn.ELU, "celu": nn.CELU, "celu_": nn.CELU,
+    "selu": nn.SELU, "selu_": nn.SELU, "gelu": nn.GELU, "gelu_new": _tanh_gelu, "gelu_fast": _tanh_gelu,
+    "gelu_tanh": _tanh_gelu, "quick_gelu": _tanh_gelu, "silu": nn.SiLU, "silu_": nn.SiLU, "swish": nn.SiLU,
+    "swish_me": nn.SiLU, "mish": nn.Mish, "mish_me": nn.Mish, "hard_mish": nn.Mish, "hard_mish_me": nn.Mish,
+    "hardswish": nn.Hardswish, "hard_swish": nn.Hardswish, "h_swish": nn.Hardswish, "hswish": nn.Hardswish,
+    "hard_swish_me": nn.Hardswish, "iglu": IGLU, "gelu_scaled": ScaledGELU,
+}  # fmt: skip
+
+# Replaced only if named: gates, and what keeps things positive.
+_GATES: dict[str, Callable[..., nn.Module]] = {
+    "sigmoid": nn.Sigmoid, "sigmoid_": nn.Sigmoid, "tanh": nn.Tanh, "tanh_": nn.Tanh,
+    "softplus": nn.Softplus, "hardsigmoid": nn.Hardsigmoid, "hard_sigmoid": nn.Hardsigmoid,
+    "h_sigmoid": nn.Hardsigmoid, "hsigmoid": nn.Hardsigmoid, "hardtanh": nn.Hardtanh,
+    "hardtanh_": nn.Hardtanh, "logsigmoid": nn.LogSigmoid, "softsign": nn.Softsign,
+}  # fmt: skip
+_FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
+
+# Methods of a tensor.
+TENSOR_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
+
+# transformers' names of activations that swap replaces.
+CONFIG_NAMES = {
+    "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh",
+    "gelu_accurate", "hardswish", "leaky_relu", "mish", "quick_gelu", "relu", "relu6", "silu", "swish",
+    "elu", "celu", "selu",
+}  # fmt: skip
+
+
+def is_replaced_by_default(content: Any) -> bool:
+    """Whether it is an activation of the kind that swap replaces without being asked for it by name."""
+    if isinstance(content, str):
+        row = zoo.ZOO.get(content.partition(":")[0])
+        # Names of transformers too, and then part of how a model was designed.
+        is_design = content in ("relu2", "xielu")
+        return content in CONFIG_NAMES or (row is not None and row.replaceable and not is_design)
+    if not isinstance(content, nn.Module):
+        return function_name(content) is not None
+    kind = type(content)
+    if _defined_in(kind, _REPLACED):
+        return not has_parameters(content)
+    row = zoo.row_of(kind)
+    if row is not None:
+        # A subclass of a torch module that adds parameters is another activation.
+        is_torchs = row.module_class.__module__.startswith("torch.")
+        return row.replaceable and not (is_torchs and has_parameters(content))
+    known = _body(kind)
+    return known in _FUNCTIONS and not has_parameters(content)
+
+
+def is_activation(content: Any) -> bool:
+    """Whether it is an activation of any kind, one that learns or gates included."""
+    if not isinstance(content, nn.Module):
+        return isinstance(content, str) or function_name(content) is not None
+    if isinstance(content, nn.MultiheadAttention | nn.Identity):
+        return False  # attention, which torch defines in the same file, and placeholders
+    if is_known(content) or _definer(type(content))[0] in _HOMES or is_replaced_by_default(content):
+        return True
+    return _body(type(content)) is not None and not has_parameters(content)
+
+
+def is_closed(module: nn.Module) -> bool:
+    """Whether what is inside is not a site of its own."""
+    return is_activation(module) or _defined_in(type(module), _COMPOSITE)
+
+
+def is_activation_class(value: Any) -> bool:
+    """Whether its instances, made without arguments, are activations."""
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+        return False
+    if zoo.row_of(value) is not None or _definer(value)[0] in _HOMES:
+        return True
+    return _defined_in(value, _REPLACED) or _body(value) is not None
+
+
+def is_activation_name(value: Any) -> bool:
+    """Whether it names an activation that swap replaces, or one of the zoo."""
+    return isinstance(value, str) and (value in CONFIG_NAMES or value.partition(":")[0] in zoo.ZOO)
+
+
+def function_name(value: Any) -> str | None:
+    """The name of an activation function that swap replaces, None if it is something else."""
+    name = pointwise_name(value)
+    return name if name in _FUNCTIONS else None
+
+
+def pointwise_name(value: Any) -> str | None:
+    """The name of an activation function, gates included: its own name, or that of what its body computes."""
+    if isinstance(value, functools.partial):
+        return None if value.args else pointwise_name(value.func)
+    if not isinstance(value, _FUNCTION_TYPES):
+        return None
+    if value.__name__ in _FUNCTIONS or value.__name__ in _GATES:
+        return value.__name__
+    return function_body.name_of_body(value) if isinstance(value, types.FunctionType) else None
+
+
+def module_like(name: str, *arguments: Any, **options: Any) -> nn.Module:
+    """A module that computes what the function of this name does with these settings."""
+    make = _FUNCTIONS.get(name) or _GATES[name]
+    options.pop("inplace", None)
+    try:
+        return make(*arguments, **options)
+    except (TypeError, ValueError):  # settings that only the function has
+        return make()
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Whether it learns."""
+    return next(module.parameters(), None) is not None
+
+
+def signature(content: Any) -> Any:
+    """Equal for two activations that compute the same function: class, settings, parameters by name and
+    shape; not their values, nor what only concerns memory."""
+    if not isinstance(content, nn.Module):
+        return content if isinstance(content, str) else function_name(content)
+    settings = {
+        name: value
+        for name, value in vars(content).items()
+        if isinstance(value, bool | int | float | str)
+        and not name.startswith("_")
+        and name not in ("training", "inplace", "save")
+    }
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in content.named_parameters(recurse=False)]
+    return (_definer(type(content)), tuple(sorted(settings.items())), tuple(shapes))
+
+
+def name_of(module: nn.Module) -> str | None:
+    """The name in the grammar of the zoo that makes such a module, None if there is none."""
+    start = getattr(module, "start", None)
+    for name, row in zoo.ZOO.items():
+        text = str(zoo.Spec(name, start, getattr(module, "learnable", False))) if row.takes_sigma else name
+        try:
+            if signature(zoo.create(text)) == signature(module):
+                return text
+        except ValueError:
+            continue  # it has no start, or one that only constrain=False allows
+    return None
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is transformers' table of activations."""
+    return isinstance(value, dict) and any(
+        base.__module__ == "transformers.activations" for base in type(value).__mro__
+    )
+
+
+def _definer(cls: type) -> tuple[str, str]:
+    """Module and name of the class that says what an instance computes."""
+    definer = zoo.definer_of(cls)
+    return definer.__module__, definer.__name__
+
+
+def _defined_in(cls: type, table: Mapping[str, set[str]]) -> bool:
+    home, name = _definer(cls)
+    return name in table.get(home, ())
+
+
+def _body(cls: type) -> str | None:
+    """The activation that the forward of a class outside the known libraries computes, None if it is
+    something else: ``class Swish(nn.Module)`` as models write it out for themselves."""
+    forward = next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
+    if not isinstance(forward, types.FunctionType):
+        return None
+    if str(forward.__module__).startswith(("torch.", "iglu.")):
+        return None
+    known = function_body.name_of_body(forward, is_method=True)
+    return known if known is not None else _passed_on(forward)
+
+
+def _passed_on(forward: types.FunctionType) -> str | None:
+    """The activation in ``def forward(self, x): return gelu(x)``."""
+    name = function_body.name_called(forward)
+    value = None if name is None else forward.__globals__.get(name)
+    if isinstance(value, nn.Module):  # an object of the Python module, such as transformers' gelu
+        return "gelu" if is_replaced_by_default(value) else None
+    return pointwise_name(value)

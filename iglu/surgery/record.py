@@ -1,0 +1,183 @@
+"""The record of a swap: what was replaced and what was not, and how to undo it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from iglu.html_table import html_table
+from iglu.surgery.source_scan import MISSING
+
+if TYPE_CHECKING:
+    from iglu.calibration.recalibrate import Recalibration
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One activation that was replaced.
+
+    ``place`` is that of a module, or the attribute that holds the name of one (then ``new`` is a name too).
+    ``source`` is the file and line that called it as a function, or that looks up its name; empty for others.
+    """
+
+    place: str
+    old: str
+    new: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionalCall:
+    """A call of an activation inside a forward that was left: the place of the module, the call as written,
+    its file and line, and why it was left."""
+
+    place: str
+    call: str
+    source: str
+    reason: str = ""
+
+
+class Change(Protocol):
+    """One thing that a swap changed."""
+
+    @property
+    def place(self) -> str:
+        """Where, for messages."""
+        ...
+
+    def obstacle(self) -> str:
+        """Why it cannot be changed back; empty if it still is as the change left it."""
+        ...
+
+    def put_back(self) -> None:
+        """Make it what it was before."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """A child, an attribute (also the class of a module) or an item of ``owner`` that was set."""
+
+    place: str
+    owner: Any
+    name: str
+    old: Any
+    new: Any
+
+    def is_set(self) -> bool:
+        now = _read(self.owner, self.name)
+        return now is self.new or (not isinstance(now, nn.Module) and bool(now == self.new))
+
+    def obstacle(self) -> str:
+        if self.is_set():
+            return ""
+        where = self.place or "the model"
+        now = _read(self.owner, self.name)
+        if isinstance(self.new, type) and issubclass(now, self.new) and "_iglu_plan" not in vars(now):
+            return (
+                f"the class of {where} is now {now.__name__}, put on top of the swap (as parametrize and "
+                "fully_shard do). Remove that first."
+            )
+        return f"{where} was set to something else since. Undo later swaps first."
+
+    def put_back(self) -> None:
+        if isinstance(self.old, nn.Module) and isinstance(self.new, nn.Module):
+            self.old.train(self.new.training)
+        _write(self.owner, self.name, self.old)
+
+
+@dataclass(frozen=True, repr=False)
+class Swap:
+    """What :func:`swap` replaced, and what it found and left."""
+
+    replaced: list[Replacement] = field(default_factory=list)
+    functional: list[FunctionalCall] = field(default_factory=list)
+    not_saved: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list, compare=False)
+    recalibration: Recalibration | None = None
+
+    def undo(self) -> None:
+        """Put everything back: modules, classes, functions, names, transformers configs, weights.
+
+        If something was changed again since, nothing is touched and a RuntimeError names it: swaps are undone
+        in the reverse of their order.  A second call does nothing.
+        """
+        obstacle = next(filter(None, (change.obstacle() for change in self.changes)), None)
+        if obstacle is not None:
+            raise RuntimeError(f"This swap cannot be undone: {obstacle}")
+        while self.changes:
+            self.changes.pop().put_back()
+
+    def __repr__(self) -> str:
+        listed = "".join(
+            f"\n  {title} {where}{text}" for title, where, text in grouped(self._rows(": ", "->"))
+        )
+        return self._title + listed + (f"\n{self.recalibration}" if self.recalibration is not None else "")
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        table = html_table(self._title, ["", "place", ""], list(grouped(self._rows("", "→"))))
+        return table + (self.recalibration._repr_html_() if self.recalibration is not None else "")
+
+    def _rows(self, colon: str, arrow: str) -> list[tuple[str, str, str]]:
+        rows = []
+        for each in self.replaced:
+            source = f" ({each.source})" if each.source else ""
+            rows.append(("replaced", each.place, f"{colon}{each.old} {arrow} {each.new}{source}"))
+        for call in self.functional:
+            reason = f": {call.reason}" if call.reason else ""
+            rows.append(("functional", call.place, f"{colon}{call.call} ({call.source}){reason}"))
+        return rows + [("not saved", place, "") for place in self.not_saved]
+
+    @property
+    def _title(self) -> str:
+        return (
+            f"Swap: {len(self.replaced)} replaced, {len(self.functional)} functional calls left, "
+            f"{len(self.not_saved)} not saved"
+        )
+
+
+def change(place: str, owner: Any, name: str, new: Any) -> list[Change]:
+    """Set it, and say how to put it back; nothing if it is set already."""
+    made = Attribute(place, owner, name, _read(owner, name), new)
+    if made.is_set():
+        return []
+    _write(owner, name, new)
+    return [made]
+
+
+def _read(owner: Any, name: str) -> Any:
+    if isinstance(owner, dict):
+        return owner.get(name, MISSING)
+    if isinstance(owner, nn.Module) and name in owner._modules:
+        return owner._modules[name]
+    return getattr(owner, name, MISSING)
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif value is MISSING:
+        if isinstance(owner, nn.Module):
+            owner._modules.pop(name, None)
+        vars(owner).pop(name, None)
+    elif isinstance(owner, nn.Module) and name in owner._modules and isinstance(value, nn.Module):
+        owner._modules[name] = value  # keeps the order of a Sequential, and names such as "0"
+    else:
+        if isinstance(owner, nn.Module):
+            owner._modules.pop(name, None)  # a function comes back to where a module stood
+        setattr(owner, name, value)
+
+
+def grouped(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """One row for all places that differ only by their numbers."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for title, place, text in rows:
+        groups.setdefault((title, re.sub(r"\d+", "*", place), text), []).append(place)
+    for (title, pattern, text), places in groups.items():
+        where = places[0] or "(the model)" if len(places) == 1 else f"{pattern} ({len(places)} times)"
+        yield title, where, text

@@ -1,0 +1,393 @@
+"""swap(): replace the activations of any existing model, and record what was and what was not replaced."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from iglu import zoo
+from iglu.modules import SigmaModule
+from iglu.surgery.activations import (
+    function_name,
+    has_parameters,
+    is_activation,
+    is_replaced_by_default,
+    module_like,
+    name_of,
+    pointwise_name,
+)
+from iglu.surgery.record import Change, FunctionalCall, Replacement, Swap, change
+from iglu.surgery.rewrite import CannotRewriteError, rewrite, rewritten_sites
+from iglu.surgery.sites import Site, find_sites, read_path
+
+Factory = Callable[[], nn.Module]
+Replacing = str | nn.Module | Factory
+Rule = str | type | Callable[[str, Any], bool]
+
+
+class _Maker(NamedTuple):
+    make: Factory
+    text: str | None  # its name in the grammar of the zoo, if that is how it was given
+
+
+class _Filling(NamedTuple):
+    site: Site
+    new: nn.Module
+    text: str | None  # the name of the new one, if it has one
+
+
+def swap(
+    model: nn.Module,
+    to: Replacing | Mapping[str, Replacing],
+    only: Rule | Iterable[Rule] | None = None,
+    *,
+    recalibrate: Iterable[Any] | None = None,
+) -> Swap:
+    """Replace the activations of ``model``, in place, and return a record of it.
+
+    Replaced are modules (``nn.ReLU()``), functions in attributes (``self.act = F.relu``) and calls inside a
+    forward (``F.relu(x)``), of which each becomes a child module, ``relu_1``, ``relu_2`` and so on.
+
+    Every place gets an instance of its own, with the device, the dtype and the mode of its surroundings.
+
+    Hooks of a replaced module are kept.  The config of a transformers model is updated, so that
+    ``save_pretrained`` and ``from_pretrained`` agree with the model; places that no config can express are in
+    ``not_saved``.  Calls that cannot be replaced are in ``functional``, with the reason.  A warning is given
+    if nothing was replaced, or calls are left.  ``record.undo()`` restores the model.
+
+    Args:
+        model: The model to change; it must not be an activation itself.
+        to: What to insert: a name (``"iglu:5"``), a callable that makes a module, a module (copied for each
+            place), or a mapping from places or patterns to these.
+        only: Which activations to replace: a pattern for the place (``"layer1.*"``), a type, an activation
+            function (``F.relu``), a callable ``(place, module) -> bool``, or several of these, one of which
+            must match.  Sigmoids, tanhs and activations with parameters are replaced only if their type,
+            function or exact place is given.
+        recalibrate: Batches on which the following layers are then corrected to compensate, see
+            :func:`iglu.recalibrate`.
+
+    >>> swap(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "iglu:5")
+    Swap: 1 replaced, 0 functional calls left, 0 not saved
+      replaced 1: ReLU() -> IGLU(sigma=5)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if is_activation(model):
+        raise ValueError(
+            f"model must contain activations, got one itself, {model}. Use iglu.create to make another."
+        )
+    if recalibrate is not None:
+        from iglu.calibration.recalibrate import swap_and_recalibrate
+
+        done, calibration = swap_and_recalibrate(lambda: swap(model, to, only), model, recalibrate)
+        return replace(done, recalibration=calibration)
+    sites = list(find_sites(model))
+    rules = _rules(only)
+    chosen = list(_choose(sites, to, rules))
+    left = [_left(site, site.call.reason) for site, _ in chosen if site.call is not None and site.call.reason]
+    fillings = [
+        _fill(site, maker, model) for site, maker in chosen if site.call is None or not site.call.reason
+    ]
+    classes, unfilled = _classes([filling.site for filling in fillings])
+    left += [_left(site, reason) for site, reason in unfilled]
+    gone = {site.place for site, _ in unfilled}
+    fillings = [filling for filling in fillings if filling.site.place not in gone]
+
+    put = [filling for filling in fillings if _can_hold(filling) and len(filling.site.path) == 1]
+    instances = [id(filling.site.content) for filling in put]
+    changes: list[Change] = []
+    for module, cls in classes:
+        place = next(each.site.place for each in put if each.site.parent is module).rpartition(".")[0]
+        changes += change(place, module, "__class__", cls)
+    for filling in put:
+        changes += _put(filling, is_shared=instances.count(id(filling.site.content)) > 1)
+    replaced = [_replacement(filling) for filling in put]
+    changes += _leave_fused_paths(model)
+    not_saved: list[str] = []
+    if fillings and "transformers.modeling_utils" in sys.modules:
+        from iglu.integrations import transformers as integration
+
+        names = {each.site.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
+        not_saved, settled = integration.settle_configs(model, [each.place for each in replaced], names)
+        changes += settled
+    for filling in fillings:  # names in a config, if it was rewritten
+        site, _, text = filling
+        if len(site.path) > 1 and text is not None and read_path(site.parent, site.path) == text:
+            replaced.append(_replacement(filling))
+    held = {each.place for each in replaced}
+    left += [call for each in fillings if each.site.place not in held for call in _left_lookups(each)]
+    if rules is None and not isinstance(to, Mapping):
+        left += [_left(site, _NO_PARAMETERS) for site in sites if _is_skipped(site)]
+    record = Swap(replaced, left, not_saved, changes)
+    for text in _warnings(record, type(model).__name__, sites, rules):
+        warnings.warn(text, stacklevel=2)
+    return record
+
+
+_NO_PARAMETERS = (
+    "the module has no parameters, so this is not taken for a layer; its exact place in only does it"
+)
+
+
+def _is_skipped(site: Site) -> bool:
+    return site.call is not None and is_replaced_by_default(site.content) and not site.is_default
+
+
+def _left(site: Site, reason: str) -> FunctionalCall:
+    assert site.call is not None
+    return FunctionalCall(site.place.rpartition(".")[0], site.call.site.text, site.call.site.source, reason)
+
+
+def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
+    site = filling.site
+    place = site.place.removesuffix(".".join(site.path)).rstrip(".")
+    reason = (
+        "a name that is looked up at every forward cannot hold what is learned"
+        if has_parameters(filling.new)
+        else "a name in a config that could not be rewritten"
+    )
+    for lookup in site.lookups:
+        yield FunctionalCall(place, lookup.text, lookup.source, reason)
+
+
+def _classes(sites: list[Site]) -> tuple[list[tuple[nn.Module, type]], list[tuple[Site, str]]]:
+    """For each module with calls to replace the class that does it, and the sites where that fails."""
+    by_module: dict[int, list[Site]] = {}
+    for site in sites:
+        if site.call is not None:
+            by_module.setdefault(id(site.parent), []).append(site)
+    classes: list[tuple[nn.Module, type]] = []
+    failed: list[tuple[Site, str]] = []
+    for calls in by_module.values():
+        module = calls[0].parent
+        wanted = rewritten_sites(module)
+        for site in calls:
+            assert site.call is not None
+            wanted[site.call.site.key] = site.path[0]
+        try:
+            assert calls[0].call is not None
+            classes.append((module, rewrite(calls[0].call.scan, wanted)))
+        except (CannotRewriteError, SyntaxError) as error:
+            failed += [(site, f"the rewritten source does not compile: {error}") for site in calls]
+    return classes, failed
+
+
+def _warnings(record: Swap, model: str, sites: list[Site], rules: list[Rule] | None) -> Iterator[str]:
+    """What a user has to know even without looking at the record."""
+    unmatched = [rule for rule in rules or () if not any(_agrees(rule, site) for site in sites)]
+    patterns = [rule for rule in unmatched if isinstance(rule, str)]
+    left = [each for each in record.functional if each.reason != _NO_PARAMETERS]
+    if rules is not None and len(unmatched) == len(rules):
+        yield f"only matches nothing in {model}, so nothing was replaced. {_inventory(record, sites)}"
+    elif patterns:
+        stated = ", ".join(map(repr, patterns))
+        yield f"No activation of {model} matches only={stated}. {_inventory(record, sites)}"
+    elif not record.replaced:
+        yield f"Nothing was replaced in {model}. {_inventory(record, sites)}"
+    elif left:
+        shown = _shown([f"{each.call} ({each.source}): {each.reason}" for each in left], 3)
+        yield f"{len(left)} calls of activations in {model} were left. {shown}."
+    if record.not_saved:
+        yield (
+            f"No config can express {len(record.not_saved)} of the new activations of {model} "
+            f"({_shown(record.not_saved, 3)}): from_pretrained restores the old ones. Swap again after "
+            "loading, then load the state dict."
+        )
+
+
+def _inventory(record: Swap, sites: list[Site]) -> str:
+    """The activations of a model, by how they can be replaced."""
+    usual: list[str] = []
+    named: list[str] = []
+    for site in sites:
+        if is_activation(site.content) and not _is_skipped(site) and not (site.call and site.call.reason):
+            by_name = ", a name looked up at every forward" if isinstance(site.content, str) else ""
+            (usual if site.is_default else named).append(f"{_written(site)} at {site.place!r}{by_name}")
+    calls = list(dict.fromkeys(f"{each.call} ({each.source}): {each.reason}" for each in record.functional))
+    parts = [
+        f"It has {_shown(usual, 5)}." if usual else "",
+        f"Only by type or exact place: {_shown(named, 5)}." if named else "",
+        f"Calls inside a forward that cannot be replaced: {_shown(calls, 5)}." if calls else "",
+    ]
+    return " ".join(part for part in parts if part) or "It has no activation that swap knows."
+
+
+def _shown(items: list[str], most: int) -> str:
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
+
+
+def _rules(only: Any) -> list[Rule] | None:
+    if only is None:
+        return None
+    several = isinstance(only, Iterable) and not isinstance(only, str) and not callable(only)
+    rules = list(only) if several else [only]
+    for rule in rules:
+        if not isinstance(rule, str) and not callable(rule):
+            raise TypeError(f"only must be a pattern, a type, a callable or a list of these, got {rule!r}")
+    return rules
+
+
+def _maker(to: Any) -> _Maker:
+    if isinstance(to, str):
+        made = zoo.create(to)  # raises for an unknown or malformed name before anything is touched
+        spec = zoo.parse(to)
+        if spec.sigma is None and isinstance(made, SigmaModule):
+            spec = spec._replace(sigma=made.start)  # a saved config does not depend on the default
+        return _Maker(functools.partial(zoo.create, to), str(spec))
+    if isinstance(to, nn.Module):
+        return _Maker(functools.partial(copy.deepcopy, to), None)
+    if callable(to):
+        return _Maker(to, None)
+    raise TypeError(f"to must be a name, a module, a callable or a mapping to these, got {to!r}")
+
+
+def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> Iterator[tuple[Site, _Maker]]:
+    """The sites to fill, each with what makes its new content."""
+    by_key = {key: _maker(value) for key, value in to.items()} if isinstance(to, Mapping) else None
+    everywhere = _maker(to) if by_key is None else None
+    unused = set(by_key or ())
+    chosen: list[tuple[Site, _Maker]] = []
+    inside_chosen: list[str] = []
+    for site in sites:
+        maker = everywhere
+        if by_key is not None:
+            # An exact place comes before a pattern.
+            keys = sorted((key for key in by_key if _agrees(key, site)), key=lambda key: key != site.place)
+            unused -= set(keys[:1])
+            maker = by_key[keys[0]] if keys else None
+        narrowed = rules is None or any(_agrees(rule, site) for rule in rules)
+        if rules is None and by_key is None:
+            narrowed = site.is_default
+        if maker is not None and narrowed and not site.place.startswith(tuple(inside_chosen)):
+            chosen.append((site, maker))
+            inside_chosen.append(f"{site.place}.")
+    for key in sorted(unused):
+        places = [site.place for site in sites if site.is_default]
+        raise ValueError(
+            f"There is no activation at {key!r}. Places of this model: {_shown(places, 5) or 'none'}."
+        )
+    return iter(chosen)
+
+
+def _agrees(rule: Rule, site: Site) -> bool:
+    """A type, a function or an exact place names what it means; patterns and callables choose among those
+    that are replaced by default."""
+    usual = site.is_default
+    is_layer = site.call is None or site.call.is_in_layer
+    if isinstance(rule, type):
+        return is_layer and isinstance(site.content, rule) and (usual or rule is not nn.Module)
+    if isinstance(rule, str):
+        named = rule == site.place and is_activation(site.content)
+        return named or (usual and fnmatch.fnmatchcase(site.place, rule))
+    name = pointwise_name(rule)
+    if name is not None:
+        is_called = site.call is not None and type(site.content) is type(module_like(name))
+        return is_layer and (is_called or site.content is rule)
+    return usual and bool(rule(site.place, site.content))
+
+
+def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
+    new = maker.make()
+    if not isinstance(new, nn.Module):
+        raise TypeError(f"to must make an nn.Module, got {new!r}")
+    nearby = _nearest_tensor(site, model)
+    if nearby is not None:
+        new.to(device=nearby.device, dtype=nearby.dtype)
+    is_child = isinstance(site.content, nn.Module) and site.call is None
+    new.train(site.content.training if is_child else site.parent.training)
+    return _Filling(site, new, maker.text if maker.text is not None else name_of(new))
+
+
+def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
+    """The first tensor around the site that shows dtype and device: floating-point, not quantised."""
+    line = [model]
+    for name in site.place.split("."):
+        child = line[-1]._modules.get(name)
+        if child is None:
+            break
+        line.append(child)
+    for home in (site.parent, *reversed(line)):
+        for tensor in (*home.parameters(), *home.buffers()):
+            if tensor.is_floating_point() and tensor.element_size() > 1:
+                return tensor
+    return None
+
+
+def _can_hold(filling: _Filling) -> bool:
+    """A name that is looked up at each forward cannot hold what is learned."""
+    if not isinstance(filling.site.content, str):
+        return True
+    return filling.text is not None and not has_parameters(filling.new)
+
+
+def _put(filling: _Filling, is_shared: bool) -> list[Change]:
+    site, new, text = filling
+    (name,) = site.path
+    if isinstance(site.content, str):
+        changes = change(site.place, site.parent, name, text)
+        for duplicate in site.unused_duplicates:
+            copied = copy.deepcopy(new)
+            copied.train(site.parent.get_submodule(duplicate).training)
+            changes += change(site.place, site.parent, duplicate, copied)
+        return changes
+    if isinstance(site.content, nn.Module) and site.call is None:
+        _keep_hooks(site.content, new, is_shared)
+    changes = change(site.place, site.parent, name, new)
+    if isinstance(site.parent, nn.TransformerEncoderLayer):
+        # or evaluation would run a fused ReLU or GELU
+        changes += change(site.place, site.parent, "activation_relu_or_gelu", 0)
+    return changes
+
+
+def _replacement(filling: _Filling) -> Replacement:
+    site, new, text = filling
+    written = str(text) if isinstance(site.content, str) else repr(new)
+    found = site.call.site if site.call is not None else next(iter(site.lookups), None)
+    return Replacement(site.place, _written(site), written, "" if found is None else found.source)
+
+
+def _written(site: Site) -> str:
+    """As a reader knows it: a module by its repr, a function by its name, a call by the function called."""
+    if site.call is not None:
+        return site.call.function
+    if isinstance(site.content, nn.Module | str):
+        return str(site.content)
+    return str(function_name(site.content))
+
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def _keep_hooks(old: nn.Module, new: nn.Module, is_shared: bool) -> None:
+    """The new module shares the hooks of the old one, so that their handles still remove them.  Where one
+    module is at several places each new one has a copy, or a hook added later would be called for all."""
+    if not any(getattr(old, kind) for kind in _HOOKS):
+        return
+    for kind in _HOOKS:
+        hooks = getattr(old, kind)
+        vars(new)[kind] = type(hooks)(hooks) if is_shared else hooks
+    vars(new)["_is_full_backward_hook"] = old._is_full_backward_hook
+
+
+def _leave_fused_paths(model: nn.Module) -> list[Change]:
+    """An encoder hands nested tensors to layers that run fused; those that do not cannot take them."""
+    changes: list[Change] = []
+    for place, module in model.named_modules():
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(layer, nn.TransformerEncoderLayer) and not layer.activation_relu_or_gelu
+            for layer in module.layers
+        ):
+            changes += change(place, module, "use_nested_tensor", False)
+    return changes

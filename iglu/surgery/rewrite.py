@@ -1,0 +1,576 @@
+"""Turn calls of activations inside a forward into child modules.
+
+``F.relu(self.bn1(x))`` becomes ``self.relu_1(self.bn1(x))``: the source of the function is edited and
+compiled again, and the module gets a subclass of its class with the new function.  Why so:
+
+- A TorchFunctionMode would cost every call and switch off the native kernels; a forward on the instance would
+  break ``DataParallel``, ``deepcopy`` and pickling.  A subclass keeps ``isinstance``, and it has the
+  ``__module__``, ``__qualname__`` and ``__name__`` of the class, so that it prints as before.
+- The new code has a file name of its own, whose text is in ``linecache``.  With the name of the original file
+  ``torch.jit.script`` would silently compile the old source, and a second swap would see the old calls.  Line
+  numbers stay those of the original file.
+- A function is edited only if its source, unchanged, compiles to the code that runs.  Otherwise the file was
+  edited since it was imported, or an import hook changed it.
+- Globals, defaults and closure cells are those of the original function, bound by name: ``super()`` works.
+- Decorators are not run a second time, since they may register something: wrappers made with
+  ``functools.wraps`` are copied, around the new function.
+- There is one generated class per class and set of edits, so that instances share compiled code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import linecache
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from iglu.surgery.source_scan import (
+    MISSING,
+    CallSite,
+    Scan,
+    Step,
+    cell_contents,
+    is_plain_call,
+    plain_function,
+)
+from iglu.surgery.source_text import (
+    BREAKS,
+    Edit,
+    FunctionSource,
+    Position,
+    cached_by_code,
+    compile_like,
+    imports_of,
+    read_function,
+)
+
+Key = tuple[Any, ...]
+
+_EXTRA_ARGUMENT = "swapped_module"  # of a helper function, through which it reaches the new children
+
+
+class CannotRewriteError(Exception):
+    """Says why, for the record."""
+
+
+@dataclass(frozen=True)
+class FunctionPlan:
+    """One function of a generated class: where the original is, and how it is edited."""
+
+    attribute: str  # its name in the generated class
+    home: tuple[str, str]  # module and qualified name of the class that defines it, or of the function itself
+    name: str | None  # in that class, None if it is not in a class of the module
+    takes_module: bool  # the module is passed to it in front of its own arguments
+    edits: tuple[Edit, ...]
+    digest: str  # of the original source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All edits of one class, and the name of each call site that they made a child."""
+
+    functions: tuple[FunctionPlan, ...]
+    sites: tuple[tuple[Key, str], ...]
+
+
+class Rewritten:
+    """What all generated classes have in common."""
+
+    _iglu_original_class: ClassVar[type]
+    _iglu_plan: ClassVar[Plan]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """A new instance has none of the new children, so it is one of the original class."""
+        self.__class__ = type(self)._iglu_original_class
+        self.__init__(*arguments, **options)  # type: ignore[misc]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Do not tell the original class, which may keep a register of its subclasses."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by the original class and the edits: the generated class is in no module."""
+        reduced = super().__reduce_ex__(protocol)
+        cls = type(self)
+        if not isinstance(reduced, tuple) or reduced[1][:1] != (cls,):
+            return reduced
+        make, (_, *arguments), *rest = reduced
+        generated = vars(cls)["_iglu_original_class"], vars(cls)["_iglu_plan"]
+        return (_make_instance, (*generated, make, *arguments), *rest)
+
+
+def _make_instance(original: type, plan: Plan, make: Callable[..., Any], *arguments: Any) -> Any:
+    return make(generate(original, plan), *arguments)
+
+
+def rewritten_sites(module: nn.Module) -> dict[Key, str]:
+    """The call sites that earlier swaps made children, with their names."""
+    plan = vars(type(module)).get("_iglu_plan")
+    return {} if plan is None else dict(plan.sites)
+
+
+# -- what cannot be rewritten ---------------------------------------------------------------------
+
+
+def why_not(site: CallSite, scan: Scan) -> str:
+    """Why a call site of a module cannot become a child; empty if it can."""
+    return _why_not_call(site, scan.module) or next(filter(None, map(_why_not_step, site.step.within())), "")
+
+
+def why_not_module(scan: Scan) -> str:
+    """Why no call site of a module can become a child; empty if they can."""
+    module = scan.module
+    if isinstance(module, torch.fx.GraphModule):
+        return "its forward was generated by torch.fx"
+    if parametrize.is_parametrized(module):
+        return "the module is parametrized: swap first, then parametrize"
+    # A new child must not be taken for one of the layers that are run in turn.
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    for site in scan.uses:
+        chain = site.use.chain
+        if site.path is not None and chain[-1] in _LISTS_CHILDREN and len(chain) == 2:
+            return f"its forward goes through its own children, by {'.'.join(chain)}"
+        if not is_container or not site.step.of_self:
+            continue
+        is_inherited = chain[0].startswith("super(") and chain[1:] == ("forward",)
+        if is_inherited or (len(chain) == 1 and chain[0] == site.step.first_argument):
+            return f"its forward goes through its own children, as {type(module).__mro__[1].__name__} does"
+    return ""
+
+
+_LISTS_CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
+
+
+def _why_not_call(site: CallSite, module: nn.Module) -> str:
+    use, step = site.use, site.step
+    argument = step.first_argument
+    if step.of_self:
+        if argument in use.hidden:
+            return f"{argument} is another object in this nested function"
+        if argument is None or argument in _assigned_names(step.function.__code__):
+            return "the function does not keep its module in its first argument"
+    if use.is_discarded:
+        return "its result is discarded: it changes its input in place, which a module does not"
+    if use.call is not None and not isinstance(site.value, type):
+        found = _argument(site)
+        if found is None:
+            return "its arguments are not written out"
+        if _takes_tensor(site, found, module):
+            return "it is given a tensor as a parameter"
+        if use.chain[-1] == "relu6" and _is_plus_3(found):
+            return "relu6(x + 3) is part of a hard sigmoid, a gate"
+        if _rebound(site, found) and use.is_nested:
+            return "it changes a variable of the function around it in place"
+    elif use.call is None and use.key is None and not isinstance(site.value, nn.Module):
+        source = step.source
+        if use.alias is None or source is None or not _is_only_called(source, use.alias):
+            return "the function is passed on as a value"
+    return ""
+
+
+def _why_not_step(step: Step) -> str:
+    if step.kind == "root" and step.owner is None:
+        return f"the {step.name} of this instance was replaced"
+    try:
+        _wrapped_again(step.holder, step.function, step.function, not step.of_self)
+    except CannotRewriteError as error:
+        return str(error)
+    return _why_not_rebuilt(step.function)
+
+
+@functools.lru_cache(maxsize=4096)
+def _why_not_rebuilt(function: types.FunctionType) -> str:
+    source = read_function(function.__code__)
+    if source is None:
+        return "its source is not available"
+    try:
+        imports = imports_of(source, function.__code__, function.__qualname__)
+    except (SyntaxError, ValueError, StopIteration):
+        return "its source cannot be compiled by itself"
+    if imports is None:
+        return "its source is not the code that runs: it was edited since, or changed when it was imported"
+    return ""
+
+
+@cached_by_code
+def _assigned_names(code: types.CodeType) -> frozenset[str]:
+    source = read_function(code)
+    nodes = ast.walk(source.node) if source is not None else ()
+    return frozenset(
+        node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
+
+
+def _is_only_called(source: FunctionSource, name: str) -> bool:
+    """Whether a local variable is used for nothing but calls with one argument."""
+    called = {
+        id(node.func) for node in ast.walk(source.node) if isinstance(node, ast.Call) and is_plain_call(node)
+    }
+    loads = [
+        node
+        for node in ast.walk(source.node)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    ]
+    return bool(loads) and all(id(node) in called for node in loads)
+
+
+def _argument(site: CallSite) -> ast.expr | None:
+    """What the activation is applied to."""
+    call = site.use.call
+    assert call is not None
+    options = {each.arg: each.value for each in call.keywords}
+    if None in options or any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    if site.value is MISSING and isinstance(call.func, ast.Attribute):  # x.relu()
+        return call.func.value
+    if call.args:
+        return call.args[0]
+    function = plain_function(site.value)
+    code = function.__code__ if function is not None else None
+    first = code.co_varnames[0] if code is not None and code.co_argcount else "input"
+    return options.get(first, options.get("input"))
+
+
+def _takes_tensor(site: CallSite, argument: ast.expr, module: nn.Module) -> bool:
+    """Whether another argument is computed, or a parameter or buffer of the module: a learned slope."""
+    call, itself = site.use.call, site.step.first_argument
+    assert call is not None
+    for value in (*call.args, *(each.value for each in call.keywords)):
+        if value is argument:
+            continue
+        match value:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if site.step.of_self and name == itself:
+                if attr in module._parameters or attr in module._buffers:
+                    return True
+        if any(isinstance(node, ast.Call) for node in ast.walk(value)):
+            return True
+    return False
+
+
+def _is_plus_3(node: ast.expr) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    return any(isinstance(each, ast.Constant) and each.value == 3 for each in (node.left, node.right))
+
+
+# -- edits ----------------------------------------------------------------------------------------
+
+
+class _Planner:
+    """Works out the edits that make children of the chosen call sites; ``steps`` has the original of each
+    edited function."""
+
+    def __init__(self, scan: Scan, chosen: Mapping[Key, str]) -> None:
+        self._scan = scan
+        self._chosen = chosen
+        self._taken = set(chosen.values())
+        self._sites: dict[Key, list[CallSite]] = {}
+        for site in scan.activations():
+            if site.key in chosen:
+                self._sites.setdefault(site.step.key, []).append(site)
+        self.steps: dict[str, Step] = {}
+        self._names: dict[Step, str] = {}
+        self._places: dict[str, list[Step]] = {}  # of methods, all places that call them
+        for root in scan.roots:
+            self._collect(root)
+
+    def functions(self) -> Iterator[FunctionPlan]:
+        for root in self._scan.roots:
+            if self._is_changed(root):
+                yield from self._function(root, root.name)
+
+    def _collect(self, step: Step) -> None:
+        for _, callee in self._scan.calls(step):
+            if callee in step.within():
+                continue
+            if callee.kind == "method":
+                self._places.setdefault(callee.name, []).append(callee)
+            self._collect(callee)
+
+    @functools.cached_property
+    def _changed_keys(self) -> set[Key]:
+        return {key[:length] for key in self._sites for length in range(1, len(key) + 1)}
+
+    def _is_changed(self, step: Step) -> bool:
+        return step.key in self._changed_keys
+
+    def _function(self, step: Step, attribute: str) -> Iterator[FunctionPlan]:
+        source = step.source
+        assert source is not None
+        self._names[step] = attribute
+        variable = step.first_argument if step.of_self else _free_name(_EXTRA_ARGUMENT, step)
+        edits: list[Edit] = []
+        for site in self._sites.get(step.key, ()):
+            edits += _edits(site, f"{variable}.{self._chosen[site.key]}")
+        for use, callee in self._scan.calls(step):
+            is_loop = callee in step.within()
+            name = self._names[callee] if is_loop else self._attribute(callee)
+            if name is not None and name != callee.name:
+                edits.append(_span(use.name, f"{variable}.{name}"))
+            if name is not None and not is_loop:
+                yield from self._function(callee, name)
+        if not step.of_self:
+            edits.append(_first_argument(source, step, str(variable)))
+        owner: Any = step.owner if step.of_self else step.function
+        home = (owner.__module__, owner.__qualname__)
+        name_in_class = _stored_name(step) if step.of_self else None
+        if attribute == step.name and name_in_class is not None:
+            attribute = name_in_class
+        self.steps[attribute] = step
+        yield FunctionPlan(
+            attribute, home, name_in_class, not step.of_self, tuple(sorted(edits)), source.digest
+        )
+
+    def _attribute(self, callee: Step) -> str | None:
+        """The name of the copy that this place calls; None if it still calls the original.
+
+        A method that is called at one place keeps its name, so that callers from outside find the new one.
+        Called at several, each place has a copy of its own, and the first of them keeps the name.
+        """
+        is_root_changed = any(
+            root.name == callee.name and self._is_changed(root) for root in self._scan.roots
+        )
+        if not self._is_changed(callee):
+            return None if not (callee.kind == "method" and is_root_changed) else self._new_name(callee)
+        if callee.kind == "method" and not is_root_changed:
+            places = self._places[callee.name]
+            if all(map(self._is_changed, places)) and places[0].key == callee.key:
+                return callee.name
+        return self._new_name(callee)
+
+    def _new_name(self, callee: Step) -> str:
+        name = free_name(callee.name.strip("_"), 1, self._scan.module, self._taken)
+        self._taken.add(name)
+        return name
+
+
+def free_name(base: str, number: int, module: nn.Module, taken: set[str]) -> str:
+    """``base_1``, or the next that is no attribute of the module and not taken."""
+    for count in itertools.count(number):
+        name = f"{base}_{count}"
+        is_attribute = name in module._modules or name in module._parameters or name in module._buffers
+        if (
+            not is_attribute
+            and name not in taken
+            and inspect.getattr_static(module, name, MISSING) is MISSING
+        ):
+            return name
+    raise AssertionError
+
+
+def _free_name(name: str, step: Step) -> str:
+    code = step.function.__code__
+    used = {*code.co_varnames, *code.co_names, *code.co_freevars, *code.co_cellvars}
+    while name in used:
+        name += "_"
+    return name
+
+
+def _stored_name(step: Step) -> str:
+    """The name of a method in its class, where private names are mangled."""
+    owner = step.owner
+    assert owner is not None
+    return next(name for name, value in vars(owner).items() if value is step.holder)
+
+
+def _edits(site: CallSite, new: str) -> list[Edit]:
+    use = site.use
+    if use.call is None or isinstance(site.value, type):
+        return [_span(use.node, new)]
+    argument = _argument(site)
+    assert argument is not None
+    name = _rebound(site, argument)
+    start, end = _ends(use.call)
+    inner_start, inner_end = _ends(argument)
+    head, tail = (f"({name} := {new}(", "))") if name else (f"{new}(", ")")
+    return [Edit(start, inner_start, head + BREAKS), Edit(inner_end, end, BREAKS + tail)]
+
+
+def _rebound(site: CallSite, argument: ast.expr) -> str | None:
+    """The variable that the call changes in place, if it is read again later: it is bound to the result."""
+    call, source = site.use.call, site.step.source
+    if call is None or source is None or not isinstance(argument, ast.Name) or not _is_in_place(site):
+        return None
+    for statement in ast.walk(source.node):
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+                value is call and name == argument.id
+            ):
+                return None  # x = F.relu(x, inplace=True)
+            case ast.Return(value=value) if value is call:
+                return None
+    in_loop = any(
+        call in ast.walk(loop) for loop in ast.walk(source.node) if isinstance(loop, ast.For | ast.While)
+    )
+    end = _ends(call)[1]
+    is_read = any(
+        isinstance(node, ast.Name)
+        and node.id == argument.id
+        and isinstance(node.ctx, ast.Load)
+        and node is not argument
+        and (in_loop or (node.lineno, node.col_offset) >= end)
+        for node in ast.walk(source.node)
+    )
+    return argument.id if is_read else None
+
+
+def _is_in_place(site: CallSite) -> bool:
+    call = site.use.call
+    assert call is not None
+    if site.use.chain[-1].endswith("_"):
+        return True
+    return any(
+        each.arg == "inplace" and isinstance(each.value, ast.Constant) and each.value.value is True
+        for each in call.keywords
+    )
+
+
+def _span(node: ast.expr, text: str) -> Edit:
+    return Edit(*_ends(node), text)
+
+
+def _ends(node: ast.expr) -> tuple[Position, Position]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
+def _first_argument(source: FunctionSource, step: Step, variable: str) -> Edit:
+    """Add an argument in front of the others."""
+    line = source.node.lineno
+    text = source.lines[line - source.first].encode()
+    column = text.index(b"(", text.index(f"def {source.node.name}".encode())) + 1
+    code = step.function.__code__
+    has_arguments = code.co_argcount + code.co_kwonlyargcount or code.co_flags & (
+        inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    )
+    return Edit((line, column), (line, column), f"{variable}, " if has_arguments else variable)
+
+
+# -- the generated class --------------------------------------------------------------------------
+
+_generated: dict[tuple[type, Plan], type] = {}
+_numbers = itertools.count(1)
+
+
+def rewrite(scan: Scan, chosen: Mapping[Key, str]) -> type:
+    """The class that makes children of these call sites of the module."""
+    planner = _Planner(scan, chosen)
+    plan = Plan(tuple(planner.functions()), tuple(sorted(chosen.items(), key=repr)))
+    holders = {attribute: (step.holder, step.function) for attribute, step in planner.steps.items()}
+    return generate(scan.cls, plan, holders)
+
+
+def generate(
+    original: type, plan: Plan, holders: Mapping[str, tuple[Any, types.FunctionType]] | None = None
+) -> type:
+    """A subclass of the original class with the edited functions; the same one for the same edits."""
+    if (original, plan) in _generated:
+        return _generated[original, plan]
+    functions = {}
+    for each in plan.functions:
+        holder, function = holders[each.attribute] if holders is not None else _find(original, each)
+        new = _edited(function, each)
+        functions[each.attribute] = _wrapped_again(holder, function, new, each.takes_module)
+    namespace = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_iglu_original_class": original,
+        "_iglu_plan": plan,
+        **functions,
+    }
+    cls = types.new_class(original.__name__, (Rewritten, original), {}, lambda body: body.update(namespace))
+    _generated[original, plan] = cls
+    return cls
+
+
+def _find(original: type, wanted: FunctionPlan) -> tuple[Any, types.FunctionType]:
+    """The original of a function, in the process that loads a model."""
+    module, qualname = wanted.home
+    holder: Any = MISSING
+    if wanted.name is not None:
+        for base in original.__mro__:
+            if (base.__module__, base.__qualname__) == wanted.home:
+                holder = vars(base).get(wanted.name, MISSING)
+    else:
+        holder = sys.modules.get(module)
+        for name in qualname.split("."):
+            holder = getattr(holder, name, MISSING)
+    function = plain_function(holder)
+    if function is None:
+        raise RuntimeError(
+            f"This model was saved after iglu.swap, which had rewritten {module}.{qualname}. That does not "
+            "exist any more: load the weights (the state dict) into a new model, and swap again."
+        )
+    return holder, function
+
+
+def _edited(function: types.FunctionType, plan: FunctionPlan) -> types.FunctionType:
+    source = read_function(function.__code__)
+    if source is None or source.digest != plan.digest:
+        raise RuntimeError(
+            f"This model was saved after iglu.swap, which had rewritten {'.'.join(plan.home)}. Its "
+            "source has changed since: load the weights (the state dict) into a new model, and swap again."
+        )
+    edited = source.edited(plan.edits)
+    code = function.__code__
+    original = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    filename = f"<iglu.swap {next(_numbers)}>/{original}"
+    lines = edited.padded()
+    # Without a modification time, linecache does not look for the file.
+    linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    imports = imports_of(source, code, function.__qualname__)
+    if imports is None:
+        raise CannotRewriteError(f"the source of {function.__qualname__} is not the code that runs")
+    new_code = compile_like(edited, code, function.__qualname__, filename, imports)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(cells[name] for name in new_code.co_freevars)
+    new = types.FunctionType(
+        new_code, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    _copy_attributes(function, new)
+    return new
+
+
+def _wrapped_again(
+    holder: Any, old: types.FunctionType, new: types.FunctionType, takes_module: bool
+) -> types.FunctionType:
+    """The new function in copies of the wrappers that decorators put around the old one."""
+    if isinstance(holder, staticmethod):
+        return _wrapped_again(holder.__func__, old, new, takes_module)
+    if holder is old:
+        return new
+    inner = getattr(holder, "__wrapped__", None)
+    if not isinstance(holder, types.FunctionType) or inner is None:
+        raise CannotRewriteError(f"the function that calls it is a {type(holder).__name__}")
+    if takes_module and not holder.__code__.co_flags & inspect.CO_VARARGS:
+        raise CannotRewriteError("its decorator does not pass on further arguments")
+    again = _wrapped_again(inner, old, new, takes_module)
+    cells = [
+        types.CellType(again) if cell_contents(cell) is inner else cell for cell in holder.__closure__ or ()
+    ]
+    if all(one is other for one, other in zip(cells, holder.__closure__ or (), strict=True)):
+        raise CannotRewriteError("its decorator keeps the function where it cannot be replaced")
+    copied = types.FunctionType(
+        holder.__code__, holder.__globals__, holder.__name__, holder.__defaults__, tuple(cells)
+    )
+    _copy_attributes(holder, copied)
+    copied.__wrapped__ = again  # type: ignore[attr-defined]
+    return copied
+
+
+def _copy_attributes(old: types.FunctionType, new: types.FunctionType) -> None:
+    new.__kwdefaults__ = old.__kwdefaults__
+    new.__annotations__ = dict(old.__annotations__)
+    new.__qualname__, new.__module__, new.__doc__ = old.__qualname__, old.__module__, old.__doc__
+    vars(new).update(vars(old))

@@ -1,0 +1,291 @@
+"""Where the activations of a model are.
+
+An activation can be in a model in four ways: as a child module, as a function kept in an attribute
+(``self.activation = F.relu``), as a name that a forward looks up in transformers' table, or as a call inside
+a forward (``F.relu(x)``), which :mod:`iglu.surgery.rewrite` can turn into a child.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+
+from iglu.surgery.activations import (
+    CONFIG_NAMES,
+    TENSOR_METHODS,
+    function_name,
+    has_parameters,
+    is_activation,
+    is_activation_class,
+    is_activation_name,
+    is_closed,
+    is_replaced_by_default,
+    is_table,
+    module_like,
+    pointwise_name,
+    signature,
+)
+from iglu.surgery.rewrite import free_name, rewritten_sites, why_not, why_not_module
+from iglu.surgery.source_scan import MISSING, CallSite, Scan, Step, is_plain_call
+
+Path = tuple[str, ...]
+
+
+class Call(NamedTuple):
+    """A call of an activation inside a forward."""
+
+    site: CallSite
+    scan: Scan
+    reason: str  # why it cannot be replaced, empty if it can
+    is_in_layer: bool  # the module has parameters
+
+    @property
+    def function(self) -> str:
+        """As it is written: ``F.relu``."""
+        return ast.unparse(self.site.use.name) if self.site.value is not MISSING else self.site.use.chain[-1]
+
+
+class Site(NamedTuple):
+    """A place in a model, and what is there: a module, a function, or the name of an activation."""
+
+    place: str
+    parent: nn.Module
+    path: Path  # from the parent; longer than one name where it leads into a config
+    content: Any  # of a call, a module that computes the same
+    unused_duplicates: tuple[str, ...] = ()  # of a name: children made from it that the forward never uses
+    call: Call | None = None
+    lookups: tuple[CallSite, ...] = ()  # of a name
+
+    @property
+    def is_default(self) -> bool:
+        """Whether swap replaces it without being asked for it by name."""
+        return is_replaced_by_default(self.content) and (self.call is None or self.call.is_in_layer)
+
+    @property
+    def is_replaceable_call(self) -> bool:
+        """Whether it is a call of a layer that swap can make a child."""
+        return self.call is not None and self.call.is_in_layer and not self.call.reason
+
+
+def find_sites(model: nn.Module) -> Iterator[Site]:
+    """Every module in the model, and every function, name and call that is an activation, in its order.
+
+    A module is looked into once, even where it is shared, and an activation is not looked into at all.
+    """
+    return _sites_in(model, "", set(), _scans(model))
+
+
+def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]]) -> bool:
+    """Whether these are the frames of the call, the innermost first: their code, and the offset in it."""
+    if site.call is None:
+        return False
+    use, step = site.call.site.use, site.call.site.step
+    code, offset = frames[0]
+    if not _is_at(use.node, step, code, offset):
+        return False
+    outer = iter(frames[1:])
+    while step.parent is not None and step.use is not None:
+        node, step = step.use.node, step.parent
+        if not any(_is_at(node, step, code, offset) for code, offset in outer):  # decorators have frames too
+            return False
+    return True
+
+
+def _is_at(node: ast.expr, step: Step, code: CodeType, offset: int) -> bool:
+    if code.co_filename != step.function.__code__.co_filename:
+        return False
+    if hasattr(code, "co_positions"):  # Python 3.11 and newer
+        span = next(itertools.islice(code.co_positions(), offset // 2, None))
+        return span == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+    line = max((line for start, line in dis.findlinestarts(code) if start <= offset), default=0)
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def read_path(parent: nn.Module, path: Path) -> Any:
+    """The attribute at the end of a path, None if it does not exist."""
+    value: Any = parent
+    for name in path:
+        value = getattr(value, name, None)
+    return value
+
+
+def _scans(model: nn.Module) -> dict[int, Scan]:
+    """What each module uses; a method that is called by another module counts like a forward."""
+    scans = {id(module): Scan(module, _is_activation) for module in model.modules() if _is_readable(module)}
+    pending = list(scans.values())
+    while pending:
+        scan = pending.pop()
+        while scan.foreign:
+            module, name = scan.foreign.pop()
+            if id(module) in scans and scans[id(module)].add_root(name):
+                pending.append(scans[id(module)])
+    return scans
+
+
+def _is_readable(module: nn.Module) -> bool:
+    """torch.nn's own forwards use no activations but those of transformer layers, of which one learns here
+    how they are called."""
+    if is_closed(module):
+        return False
+    is_transformer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+    return is_transformer or not type(module).__module__.startswith("torch.nn")
+
+
+def _sites_in(model: nn.Module, place: str, visited: set[int], scans: dict[int, Scan]) -> Iterator[Site]:
+    if id(model) in visited or is_closed(model):
+        return
+    visited.add(id(model))
+    scan = scans.get(id(model))
+    uses = [] if scan is None else scan.uses
+    paths = _paths_of_names(model, uses)
+    duplicates = _unused_duplicates(model, [read_path(model, path) for path in paths], uses) if paths else ()
+    for name, child in list(model._modules.items()):
+        if child is not None and name not in duplicates:
+            yield Site(_join(place, name), model, (name,), child)
+            yield from _sites_in(child, _join(place, name), visited, scans)
+    for name, value in list(vars(model).items()):
+        if function_name(value) is not None and _is_called_plainly(name, uses):
+            yield Site(_join(place, name), model, (name,), value)
+    for path in paths:
+        lookups = tuple(site for site in uses if _is_lookup(site, path))
+        yield Site(_join(place, *path), model, path, read_path(model, path), duplicates, lookups=lookups)
+    is_torchs = type(model).__module__.startswith("torch.") and not isinstance(model, fx.GraphModule)
+    if scan is not None and not is_torchs:
+        yield from _call_sites(scan, place)
+
+
+def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
+    """The calls in the module's own functions, named after the function and their order in the source."""
+    module = scan.module
+    done = rewritten_sites(module)
+    in_layer = has_parameters(module)
+    module_reason = why_not_module(scan)
+    numbers: dict[str, Iterator[int]] = {}
+    taken: set[str] = set()
+    for site in scan.activations():
+        make = _maker(site)
+        content = None if make is None or _is_in_attribute(site, module, scan.uses) else make()
+        if not isinstance(content, nn.Module):
+            continue
+        base = _base_name(site)
+        number = next(numbers.setdefault(base, itertools.count(1)))
+        if site.key in done:
+            taken.add(done[site.key])
+            continue
+        name = free_name(base, number, module, taken)
+        taken.add(name)
+        call = Call(site, scan, module_reason or why_not(site, scan), in_layer)
+        yield Site(_join(place, name), module, (name,), content, call=call)
+
+
+def _base_name(site: CallSite) -> str:
+    key = site.use.key
+    name = str(key.value) if isinstance(key, ast.Constant) else site.use.chain[-1]
+    if isinstance(site.value, type):
+        name = name.lower()
+    name = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
+    return name or "activation"
+
+
+def _is_activation(site: CallSite) -> bool:
+    return _maker(site) is not None
+
+
+def _maker(site: CallSite) -> Callable[[], Any] | None:
+    """What makes a module that computes the same, None if the use is not an activation."""
+    use, value = site.use, site.value
+    if value is MISSING:  # x.relu() of some tensor
+        is_method = (
+            use.call is not None and not use.call.args and not use.call.keywords and len(use.chain) > 1
+        )
+        name = use.chain[-1]
+        return functools.partial(module_like, name) if is_method and name in TENSOR_METHODS else None
+    if use.key is not None:
+        key = getattr(use.key, "value", None)
+        return functools.partial(value.__getitem__, key) if is_table(value) and key in CONFIG_NAMES else None
+    if isinstance(value, nn.Module):  # an object of the Python module, not of the model
+        is_called = site.path is None and use.call is not None
+        return (lambda: value) if is_called and is_activation(value) else None
+    if isinstance(value, type):
+        is_called = use.call is not None and is_activation_class(value)
+        return functools.partial(_instance, value, use.call) if is_called else None
+    if site.path is not None and len(site.path) > 1 and isinstance(site.holder, nn.Module):
+        return None  # an attribute of another module, which has it as a site
+    known = pointwise_name(value)
+    if known is None:
+        return None
+    arguments, options = _constants(use.call, skip=1)
+    return functools.partial(module_like, known, *arguments, **options)
+
+
+def _instance(kind: type[nn.Module], call: ast.Call | None) -> nn.Module:
+    arguments, options = _constants(call, skip=0)
+    try:
+        return kind(*arguments, **options)
+    except (TypeError, ValueError):
+        return kind()
+
+
+def _constants(call: ast.Call | None, skip: int) -> tuple[list[Any], dict[str, Any]]:
+    """The settings in a call that are written out as constants."""
+    if call is None:
+        return [], {}
+    arguments = [each.value for each in call.args[skip:] if isinstance(each, ast.Constant)]
+    options = {
+        each.arg: each.value.value
+        for each in call.keywords
+        if each.arg is not None and isinstance(each.value, ast.Constant)
+    }
+    return arguments, options
+
+
+def _is_in_attribute(site: CallSite, module: nn.Module, uses: list[CallSite]) -> bool:
+    """Whether the attribute that holds the function is the site."""
+    path = site.path
+    return path is not None and path[0] in vars(module) and _is_called_plainly(path[0], uses)
+
+
+def _is_called_plainly(name: str, uses: list[CallSite]) -> bool:
+    """Not as in ``self.act(x, inplace=True)``, which a module would refuse."""
+    calls = [site.use.call for site in uses if site.path == (name,)]
+    return all(call is None or is_plain_call(call) for call in calls)
+
+
+def _paths_of_names(module: nn.Module, uses: list[CallSite]) -> list[Path]:
+    """Where the module keeps the names that its forward looks up in the table of activations."""
+    paths: list[Path] = []
+    for site in uses:
+        if site.use.key is None or not is_table(site.value):
+            continue
+        if site.key_path is not None:
+            paths.append(site.key_path)
+        elif not site.step.of_self:  # the name was passed to a helper function
+            paths += [(name,) for name, value in vars(module).items() if isinstance(value, str)]
+    return [path for path in dict.fromkeys(paths) if is_activation_name(read_path(module, path))]
+
+
+def _is_lookup(site: CallSite, path: Path) -> bool:
+    if site.use.key is None or not is_table(site.value):
+        return False
+    return site.key_path == path or not site.step.of_self
+
+
+def _unused_duplicates(module: nn.Module, names: list[Any], uses: list[CallSite]) -> tuple[str, ...]:
+    """Children that are what one of these names stands for and that the forward does not read: the same
+    activation once more, as Mamba keeps it."""
+    used = {site.path[0] for site in uses if site.path is not None}
+    tables = [site.value for site in uses if is_table(site.value)]
+    meant = [signature(table[name]) for table in tables for name in names if name in table]
+    children = module._modules.items()
+    return tuple(name for name, child in children if name not in used and signature(child) in meant)
+
+
+def _join(*names: str) -> str:
+    return ".".join(name for name in names if name)

@@ -1,0 +1,456 @@
+"""What a forward uses, read from its source.
+
+Nothing is executed: the source of ``forward``, of the methods it calls on itself and of the helper functions
+it calls is parsed, and each dotted name in it is resolved against attributes that already exist (properties
+are not evaluated).  A function without source contributes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from iglu.surgery.source_text import FunctionSource, Position, cached_by_code, read_function
+
+Chain = tuple[str, ...]
+
+_SUPER = "super("
+_EXPRESSION = "..."
+MISSING = object()
+
+
+class Use(NamedTuple):
+    """A dotted name that a function reads: ``F.relu``, ``self.act``, ``ACT2FN`` in ``ACT2FN[key]``."""
+
+    chain: Chain
+    node: ast.expr  # the call or the lookup around the name, or the name itself
+    call: ast.Call | None = None
+    key: ast.expr | None = None  # of a lookup
+    is_discarded: bool = False  # a call that is a statement of its own
+    alias: str | None = None  # the local variable that the value is assigned to
+    is_nested: bool = False  # in a function or comprehension inside the function
+    hidden: frozenset[str] = frozenset()  # arguments of those functions
+
+    @property
+    def position(self) -> Position:
+        return self.node.lineno, self.node.col_offset
+
+    @property
+    def name(self) -> ast.expr:
+        """The dotted name alone."""
+        if self.call is not None:
+            return self.call.func
+        return self.node.value if isinstance(self.node, ast.Subscript) else self.node
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A function that is reached from a module, and the way there."""
+
+    function: types.FunctionType  # without its decorators
+    holder: Any  # the same with them
+    kind: str  # "root", "method", "super": of the module itself; "helper": any other function
+    name: str
+    owner: type | None = None  # the class of the module that defines it
+    parent: Step | None = None
+    use: Use | None = None  # in the parent
+
+    @property
+    def of_self(self) -> bool:
+        """Whether its first argument is the module."""
+        return self.kind != "helper"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The calling places on the way, different for each."""
+        if self.parent is None or self.use is None:
+            return (self.name,)
+        return (*self.parent.key, self.use.position)
+
+    @property
+    def source(self) -> FunctionSource | None:
+        return read_function(self.function.__code__)
+
+    @property
+    def first_argument(self) -> str | None:
+        code = self.function.__code__
+        return code.co_varnames[0] if code.co_argcount else None
+
+    def is_same(self, other: Step) -> bool:
+        return self.function.__code__ is other.function.__code__ and self.of_self == other.of_self
+
+    def within(self) -> Iterator[Step]:
+        """The step itself and those on the way to it."""
+        step: Step | None = self
+        while step is not None:
+            yield step
+            step = step.parent
+
+
+class CallSite(NamedTuple):
+    """A use, what its name stands for (MISSING if that is unknown), and the function that it is in."""
+
+    use: Use
+    value: Any
+    holder: Any  # what the last name is an attribute of
+    step: Step
+
+    @property
+    def text(self) -> str:
+        return ast.unparse(self.use.node)
+
+    @property
+    def source(self) -> str:
+        """``file.py:line``"""
+        filename = self.step.function.__code__.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{filename}:{self.use.node.lineno}"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (*self.step.key, self.use.position)
+
+    @property
+    def path(self) -> Chain | None:
+        """``("block", "act")`` for ``self.block.act``; None for a name that does not start at the module."""
+        return self._from_self(self.use.chain)
+
+    @property
+    def key_path(self) -> Chain | None:
+        """The same for the key of a lookup: ``("config", "hidden_act")``."""
+        return self._from_self(_chain(self.use.key))
+
+    def _from_self(self, chain: Chain | None) -> Chain | None:
+        if chain is None or len(chain) < 2 or not self.step.of_self:
+            return None
+        return chain[1:] if chain[0] == self.step.first_argument else None
+
+
+class Scan:
+    """What the functions of a module use that are reached from its forward.
+
+    ``is_activation`` says of a use whether it is an activation, which is not looked into.
+    """
+
+    def __init__(self, module: nn.Module, is_activation: Callable[[CallSite], bool]) -> None:
+        self.module = module
+        self.cls: type = vars(type(module)).get("_iglu_original_class", type(module))
+        self.uses: list[CallSite] = []  # every function once
+        self.foreign: list[tuple[nn.Module, str]] = []  # methods that are called on other modules
+        self._is_activation = is_activation
+        self._roots: dict[str, Step] = {}
+        self._seen: set[tuple[types.CodeType, bool]] = set()
+        self._links_of: dict[Step, list[tuple[CallSite, Step | None]]] = {}
+        self._has_activation: dict[tuple[types.CodeType, bool], bool] = {}
+        self.add_root("forward")
+
+    def add_root(self, name: str) -> bool:
+        """Read one more method; False if it was read before."""
+        if name in self._roots:
+            return False
+        owner, holder = _class_attribute(self.cls.__mro__, name)
+        if name in vars(self.module):
+            owner, holder = None, vars(self.module)[name]
+        function = plain_function(holder)
+        if function is None:
+            return False
+        self._roots[name] = step = Step(function, holder, "root", name, owner)
+        pending = [step]
+        while pending:
+            step = pending.pop()
+            if (step.function.__code__, step.of_self) in self._seen:
+                continue
+            self._seen.add((step.function.__code__, step.of_self))
+            for site, callee in self._links(step):
+                self.uses.append(site)
+                if callee is not None:
+                    pending.append(callee)
+                elif self._is_foreign(site):
+                    self.foreign.append((site.holder, site.use.chain[-1]))
+        return True
+
+    def _is_foreign(self, site: CallSite) -> bool:
+        is_method = isinstance(site.holder, nn.Module) and isinstance(site.value, types.FunctionType)
+        return is_method and site.path is not None and site.holder is not self.module
+
+    def activations(self) -> Iterator[CallSite]:
+        """Every activation, in the order of the source, once for each calling place of the function that it
+        is in."""
+        for step in self._roots.values():
+            yield from self._activations(step)
+
+    def _activations(self, step: Step) -> Iterator[CallSite]:
+        for site, callee in self._links(step):
+            if self._is_activation(site):
+                yield site
+            elif callee is not None and callee not in step.within() and self._contains(callee):
+                yield from self._activations(callee)
+
+    def calls(self, step: Step) -> Iterator[tuple[Use, Step]]:
+        """The functions with activations that a function calls.  One that calls itself, directly or through
+        others, is one of the steps on the way."""
+        for site, callee in self._links(step):
+            if callee is not None and self._contains(callee):
+                yield site.use, callee
+
+    @property
+    def roots(self) -> list[Step]:
+        return list(self._roots.values())
+
+    def _callee(self, site: CallSite) -> Step | None:
+        """The function that is called, or handed on, there; None if its source is of no use."""
+        use, value, step = site.use, site.value, site.step
+        function = plain_function(value)
+        if function is None or use.key is not None or self._is_activation(site):
+            return None
+        if str(function.__module__).partition(".")[0] == "torch" or read_function(function.__code__) is None:
+            return None
+        name = use.chain[-1]
+        is_own = use.chain[0] == step.first_argument or use.chain[0].startswith(_SUPER)
+        if step.of_self and len(use.chain) == 2 and is_own:
+            is_super = use.chain[0] != step.first_argument
+            if is_super and use.call is None:
+                return None
+            classes = _after(self.cls, _super_owner(use.chain[0], step)) if is_super else self.cls.__mro__
+            owner, holder = _class_attribute(classes, _mangled(name, step.function))
+            if holder is value and not isinstance(value, staticmethod | classmethod):
+                kind = "super" if is_super else "method"
+                return Step(function, value, kind, name, owner, step, use)
+        if isinstance(site.holder, nn.Module) and site.holder is not self.module:
+            return None  # a method of another module, which is read there
+        is_bound = site.holder not in (None, self.module) and not isinstance(
+            site.holder, types.ModuleType | type
+        )
+        if is_bound and not isinstance(value, staticmethod):
+            return None
+        return Step(function, value, "helper", name, None, step, use)
+
+    def _contains(self, step: Step) -> bool:
+        """Whether an activation is in the function or in one that it calls."""
+        key = (step.function.__code__, step.of_self)
+        if key not in self._has_activation:
+            found, seen, pending = False, {key}, [step]
+            while pending and not found:
+                for site, callee in self._links(pending.pop()):
+                    found = found or self._is_activation(site)
+                    if callee is not None and (callee.function.__code__, callee.of_self) not in seen:
+                        seen.add((callee.function.__code__, callee.of_self))
+                        pending.append(callee)
+            self._has_activation[key] = found
+        return self._has_activation[key]
+
+    def _links(self, step: Step) -> list[tuple[CallSite, Step | None]]:
+        """What a function uses, and the function that is reached there."""
+        if step not in self._links_of:
+            found = self._links_of[step] = []
+            for use in _uses(step.function.__code__):
+                site = CallSite(use, *_resolve(use.chain, step, self.module, self.cls), step)
+                callee = self._callee(site)
+                if callee is not None:
+                    loops = (each for each in step.within() if each.is_same(callee))
+                    callee = next(loops, callee)
+                found.append((site, callee))
+        return self._links_of[step]
+
+
+def is_plain_call(call: ast.Call) -> bool:
+    """Whether it passes one positional argument and nothing else, as one calls a module."""
+    return len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
+
+
+def plain_function(value: Any) -> types.FunctionType | None:
+    """The Python function under methods, static methods, decorators and wrappers, if there is one."""
+    for _ in range(8):
+        if isinstance(value, types.MethodType | staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(getattr(value, "__dict__", None), dict) and "__wrapped__" in value.__dict__:
+            value = value.__dict__["__wrapped__"]
+        elif isinstance(value, functools.partial):
+            value = value.func
+        else:
+            break
+    return value if isinstance(value, types.FunctionType) else None
+
+
+# -- the names in a source ------------------------------------------------------------------------
+
+
+class _Context(NamedTuple):
+    is_nested: bool = False
+    hidden: frozenset[str] = frozenset()
+    is_discarded: bool = False
+    alias: str | None = None
+
+
+@cached_by_code
+def _uses(code: types.CodeType) -> tuple[Use, ...]:
+    source = read_function(code)
+    if source is None:
+        return ()
+    return tuple(use for statement in source.node.body for use in _uses_in(statement, _Context()))
+
+
+def _uses_in(tree: ast.AST, context: _Context) -> Iterator[Use]:
+    """In the order of the source: of ``F.relu(x)`` the call, not once more the name inside it."""
+    if isinstance(tree, ast.Compare | ast.JoinedStr):
+        return  # "if self.act is F.relu" uses nothing
+    skip: ast.AST | None = None
+    target = tree
+    if isinstance(tree, ast.Call):
+        target = tree.func
+    elif isinstance(tree, ast.Subscript):
+        target = tree.value
+    chain = _chain(target)
+    if isinstance(tree, ast.expr):
+        call = tree if isinstance(tree, ast.Call) else None
+        key = tree.slice if isinstance(tree, ast.Subscript) else None
+        if chain is not None:
+            yield Use(
+                chain, tree, call, key, context.is_discarded, context.alias, context.is_nested, context.hidden
+            )
+            if target is tree:
+                return
+            skip = target
+        elif call is not None and isinstance(call.func, ast.Attribute):
+            # a method of whatever an expression gives, as in self.conv(x).relu()
+            chain = (_EXPRESSION, call.func.attr)
+            yield Use(chain, tree, call, None, context.is_discarded, None, context.is_nested, context.hidden)
+    for field, child in ast.iter_fields(tree):
+        for each in child if isinstance(child, list) else [child]:
+            if isinstance(each, ast.AST) and each is not skip:
+                yield from _uses_in(each, _inside(tree, field, context))
+
+
+def _inside(tree: ast.AST, field: str, context: _Context) -> _Context:
+    """The context of a child of a node."""
+    match tree:
+        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            arguments = tree.args
+            names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            names |= {each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None}
+            return _Context(True, context.hidden | names)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return _Context(True, context.hidden)
+        case ast.ClassDef():
+            return _Context(True, context.hidden)
+        case ast.Expr():
+            return context._replace(is_discarded=True)
+        case ast.Assign(targets=[ast.Name(id=name)]) if field == "value":
+            return context._replace(alias=name)
+        case ast.IfExp() if field != "test":
+            return context
+        case ast.Call() if field == "func":  # nn.ReLU()(x)
+            return context._replace(alias=None)
+    return context._replace(is_discarded=False, alias=None)
+
+
+def _chain(node: ast.AST | None) -> Chain | None:
+    """``a.b.c`` as ("a", "b", "c")."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return (node.id, *reversed(names))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super" and names:
+        owner = ast.unparse(node.args[0]) if node.args else ""
+        return (f"{_SUPER}{owner})", *reversed(names))
+    return None
+
+
+# -- what a name stands for -----------------------------------------------------------------------
+
+
+def _resolve(chain: Chain, step: Step, module: nn.Module, cls: type) -> tuple[Any, Any]:
+    """What the name stands for, and what its last part is an attribute of (None for a name without parts)."""
+    root, *rest = chain
+    function = step.function
+    code = function.__code__
+    cells = _cells(function)
+    holder: Any = None
+    if root.startswith(_SUPER):
+        if not step.of_self:
+            return MISSING, None
+        classes = _after(cls, _super_owner(root, step))
+        _, value = _class_attribute(classes, _mangled(rest[0], function))
+        holder, rest = module, rest[1:]
+    elif step.of_self and root == step.first_argument:
+        value = module
+    elif root in code.co_varnames or root in code.co_cellvars:
+        return MISSING, None
+    elif root in cells:
+        value = cells[root]
+    else:
+        value = function.__globals__.get(root, vars(builtins).get(root, MISSING))
+    for name in rest:
+        if value is MISSING:
+            break
+        holder, value = value, _attribute(value, _mangled(name, function), module, cls)
+    return value, holder
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    """The values of its free variables."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell_contents(cell) for name, cell in cells}
+
+
+def cell_contents(cell: types.CellType) -> Any:
+    """What a closure cell holds, MISSING if it is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _after(cls: type, owner: Any) -> tuple[type, ...]:
+    """The classes that ``super()`` of a method of ``owner`` looks into."""
+    order = cls.__mro__
+    return order[order.index(owner) + 1 :] if owner in order else ()
+
+
+def _super_owner(root: str, step: Step) -> Any:
+    """The class in ``super()`` or ``super(Name, self)``."""
+    name = root[len(_SUPER) : -1]
+    cells = _cells(step.function)
+    if not name:
+        return cells.get("__class__")
+    return cells.get(name, step.function.__globals__.get(name))
+
+
+def _class_attribute(classes: tuple[type, ...], name: str) -> tuple[type | None, Any]:
+    for base in classes:
+        if name in vars(base):
+            return base, vars(base)[name]
+    return None, MISSING
+
+
+def _mangled(name: str, function: types.FunctionType) -> str:
+    """The private names of a class, as they are stored."""
+    scopes = function.__qualname__.split(".")
+    if not name.startswith("__") or name.endswith("__") or len(scopes) < 2:
+        return name
+    owner = scopes[-2].lstrip("_")
+    return f"_{owner}{name}" if owner and owner != "<locals>" else name
+
+
+def _attribute(value: Any, name: str, module: nn.Module, cls: type) -> Any:
+    """An attribute without running code of the object: no property, no lazy import."""
+    if isinstance(value, types.ModuleType):
+        return vars(value).get(name, MISSING)
+    if isinstance(value, nn.Module):
+        for places in (value._modules, value._parameters, value._buffers):
+            if name in places:
+                return places[name]
+    if value is module and name not in vars(module):
+        found = _class_attribute(cls.__mro__, name)[1]  # of the class as it was before an earlier swap
+    else:
+        found = inspect.getattr_static(value, name, MISSING)
+    return MISSING if isinstance(found, property | functools.cached_property) else found

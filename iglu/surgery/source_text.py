@@ -1,0 +1,209 @@
+"""The source of a running function: read, checked against the code that runs, edited and compiled again."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import hashlib
+import inspect
+import io
+import linecache
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+Position = tuple[int, int]  # line in the file, counted from 1, and column in bytes of UTF-8, as ast has it
+
+_FUTURES = functools.reduce(
+    lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0
+)
+
+
+class Edit(NamedTuple):
+    """Text to put in the place of a span; BREAKS in it is where the line breaks of the span are kept."""
+
+    start: Position
+    end: Position
+    text: str
+
+
+BREAKS = "\0"
+
+
+class FunctionSource(NamedTuple):
+    """A function definition in its file, with the line numbers of the file."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    lines: tuple[str, ...]
+    first: int  # the line in the file of the first of these lines
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("".join(self.lines).encode()).hexdigest()[:16]
+
+    def edited(self, edits: Sequence[Edit]) -> FunctionSource:
+        """With these spans replaced.  Every line keeps its number, so a span that covers several lines is
+        replaced by text with as many line breaks, inside parentheses."""
+        text = "".join(self.lines).encode()
+        starts = [0]
+        for line in self.lines:
+            starts.append(starts[-1] + len(line.encode()))
+        for start, end, new in sorted(edits, reverse=True):
+            begin, stop = (starts[line - self.first] + column for line, column in (start, end))
+            breaks = "\n" * text[begin:stop].count(b"\n")
+            if BREAKS not in new and breaks:
+                new = f"({new}{BREAKS})"
+            text = text[:begin] + new.replace(BREAKS, breaks).encode() + text[stop:]
+        lines = tuple(io.StringIO(text.decode()).readlines())  # at "\n" only, as Python counts lines
+        return FunctionSource(_parse(lines, self.first), lines, self.first)
+
+    def padded(self) -> list[str]:
+        """The lines of a file in which the function has its original line numbers."""
+        return ["\n"] * (self.first - 1) + list(self.lines)
+
+
+_Result = TypeVar("_Result")
+
+
+def cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Cache by the identity of a code object and further arguments: the hash of a code object takes long."""
+    results: dict[tuple[Any, ...], tuple[types.CodeType, _Result]] = {}
+
+    @functools.wraps(function)
+    def cached(code: types.CodeType, *arguments: Any) -> _Result:
+        key = (id(code), *arguments)
+        if key not in results:
+            results[key] = code, function(code, *arguments)  # the code too, or its id could be another's
+        return results[key][1]
+
+    return cached
+
+
+@cached_by_code
+def read_function(code: types.CodeType) -> FunctionSource | None:
+    """The source of the function that has this code; None if it has none, as a lambda."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        node = _parse(lines, first)
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return None
+    return FunctionSource(node, tuple(lines), first) if node.name == code.co_name else None
+
+
+def _parse(lines: Sequence[str], first: int) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    is_indented = lines[0][:1] in (" ", "\t")
+    # A block of its own instead of dedenting, which would change strings of several lines.
+    head = "\n" * (first - 2) + "if True:\n" if is_indented else "\n" * (first - 1)
+    if is_indented and first < 2:
+        raise ValueError("an indented function has a line before it")
+    tree = ast.parse(head + "".join(lines)).body[0]
+    node = tree.body[0] if isinstance(tree, ast.If) else tree
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        raise ValueError("not a function definition")
+    return node
+
+
+def imports_of(source: FunctionSource, code: types.CodeType, qualname: str) -> frozenset[str] | None:
+    """The names to import so that the source, unchanged, compiles to this code; None if it does not.
+
+    Python compiles F.relu(x) differently where F is imported by the same file, or by the same block of code
+    where the file is not Python, as a notebook or a page of text.
+    """
+    used = frozenset(name for each in (code, *_codes(code)) for name in each.co_names)
+    for imports in (_imported_names(code.co_filename) & used, frozenset[str](), used):
+        if is_same_code(compile_like(source, code, qualname, "<check>", imports), code):
+            return imports
+    return None
+
+
+def compile_like(
+    source: FunctionSource, code: types.CodeType, qualname: str, filename: str, imported: frozenset[str]
+) -> types.CodeType:
+    """Compile the function in surroundings like those of the running one.
+
+    Inside ``class Name:``, so that private names are mangled and ``super()`` finds its cell; inside a
+    function that has the other free variables, so that they are free here too.  Decorators are left out:
+    the code is only taken from the compiled module, which is never run.
+    """
+    node = _undecorated(source.node)
+    inner: ast.stmt = node
+    scopes = qualname.split(".")[:-1]
+    free = [name for name in code.co_freevars if name != "__class__"]
+    while scopes:
+        scope = scopes.pop()
+        if scope == "<locals>":
+            scope = scopes.pop()
+            inner = _function(scope if scope.isidentifier() else "surroundings", free, inner)
+            free = []
+        else:
+            inner = _class(scope, inner)
+    if free:
+        inner = _function("surroundings", free, inner)
+    imports: list[ast.stmt] = [ast.Import([ast.alias(name)]) for name in sorted(imported)]
+    module = ast.fix_missing_locations(ast.Module([*imports, inner], []))
+    compiled = compile(module, filename, "exec", flags=code.co_flags & _FUTURES, dont_inherit=True)
+    found = [each for each in _codes(compiled) if each.co_name == node.name]
+    return next(each for each in found if each.co_firstlineno == node.lineno)
+
+
+@functools.lru_cache(maxsize=512)
+def _imported_names(filename: str) -> frozenset[str]:
+    """The names that a file imports, outside of its functions and classes."""
+    names: set[str] = set()
+    try:
+        pending: list[ast.AST] = [ast.parse("".join(linecache.getlines(filename)))]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {each.asname or each.name.partition(".")[0] for each in node.names}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            pending += ast.iter_child_nodes(node)
+    return frozenset(names)
+
+
+def is_same_code(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether they do the same: all but file name and line numbers."""
+    parts = (
+        "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount",
+        "co_posonlyargcount", "co_kwonlyargcount", "co_flags",
+    )  # fmt: skip
+    if any(getattr(one, part) != getattr(other, part) for part in parts):
+        return False
+    if len(one.co_consts) != len(other.co_consts):
+        return False
+    for mine, its in zip(one.co_consts, other.co_consts, strict=True):
+        if isinstance(mine, types.CodeType) and isinstance(its, types.CodeType):
+            if not is_same_code(mine, its):
+                return False
+        elif type(mine) is not type(its) or repr(mine) != repr(its):
+            return False
+    return True
+
+
+def _undecorated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    fields = {name: getattr(node, name) for name in node._fields} | {"decorator_list": []}
+    return ast.copy_location(type(node)(**fields), node)
+
+
+def _class(name: str, body: ast.stmt) -> ast.stmt:
+    tree = ast.parse(f"class {name}: pass").body[0]
+    assert isinstance(tree, ast.ClassDef)
+    tree.body = [body]
+    return tree
+
+
+def _function(name: str, arguments: list[str], body: ast.stmt) -> ast.stmt:
+    tree = ast.parse(f"def {name}({', '.join(arguments)}): pass").body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    tree.body = [body]
+    return tree
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes(constant)

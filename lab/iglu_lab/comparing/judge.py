@@ -1,0 +1,89 @@
+"""The verdicts of a comparison, by the rules of :mod:`iglu_lab.stats.contrasts` and three more:
+
+- Fewer than three seeds have no verdict, nor has a difference that is the same in every seed: then the run
+  does not depend on its seed, or not on its activation.
+- A diverged run has no number, and counts against its activation: nothing is better or equivalent that has a
+  diverged run, and nothing is worse than, or equivalent to, a reference that has one.
+- The minimum detectable difference and the seeds needed are at the level of the strictest comparison of the
+  family, so that their power is at least 80% whatever the other comparisons are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from iglu_lab.comparing.plan import FEWEST_SEEDS, LEVEL
+from iglu_lab.stats.contrasts import Category, MeanDifference, common_seeds, judge, paired
+from iglu_lab.stats.statistics import minimum_detectable_difference, seeds_needed
+
+_UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # p = 1, and in no margin
+
+
+class Case(NamedTuple):
+    """The numbers of an activation and of the reference by seed, and how many runs of each diverged."""
+
+    values: Mapping[int, float]
+    reference: Mapping[int, float]
+    diverged: int = 0
+    reference_diverged: int = 0
+
+
+class Verdict(NamedTuple):
+    """What the numbers say about one activation."""
+
+    category: Category | None  # None: no verdict
+    difference: MeanDifference | None  # from at least two seeds
+    p_value: float = math.nan  # Holm-adjusted
+    reason: str = ""  # why there is no verdict, or not the one that the numbers alone would give
+    detectable: float = math.nan
+    needed: int | None = None  # seeds, where it is inconclusive and there is a margin
+
+
+def judge_all(
+    cases: Mapping[str, Case],
+    margin: float | None = None,
+    lower_is_better: bool = False,
+    level: float = LEVEL,
+) -> dict[str, Verdict]:
+    """Judge one family of comparisons.  Those without a number stay in the family: with p = 1."""
+    differences = {name: _difference(case) for name, case in cases.items()}
+    reasons = {name: _reason(each) for name, each in differences.items()}
+    family = {name: _UNKNOWN if each is None or reasons[name] else each for name, each in differences.items()}
+    found = {each.text: each for each in judge(family, margin or 0.0, lower_is_better, level, level)}
+    strictest = level / len(cases)
+    verdicts = {}
+    for name, difference in differences.items():
+        if difference is None or reasons[name]:
+            verdicts[name] = Verdict(None, difference, reason=reasons[name])
+            continue
+        category, reason = _against_diverged(found[name].category, cases[name])
+        sd = difference.error * math.sqrt(difference.seeds) / math.sqrt(2)
+        needed = seeds_needed(margin, sd, strictest) if margin and category == "inconclusive" else None
+        detectable = minimum_detectable_difference(difference.seeds, sd, strictest)
+        verdicts[name] = Verdict(category, difference, found[name].p_value, reason, detectable, needed)
+    return verdicts
+
+
+def _difference(case: Case) -> MeanDifference | None:
+    values = {"values": case.values, "reference": case.reference}
+    return paired(values, ["values"], ["reference"]) if len(common_seeds(values)) > 1 else None
+
+
+def _reason(difference: MeanDifference | None) -> str:
+    """Why there can be no verdict."""
+    seeds = 0 if difference is None else difference.seeds
+    if difference is None or seeds < FEWEST_SEEDS:
+        return f"fewer than {FEWEST_SEEDS} seeds have a number for both"
+    if difference.error == 0:
+        return "the same difference in every seed: does the run use its activation and its seed?"
+    return ""
+
+
+def _against_diverged(category: Category, case: Case) -> tuple[Category, str]:
+    if case.diverged and category in ("better", "equivalent"):
+        return "inconclusive", f"{category} without its {case.diverged} diverged"
+    if case.reference_diverged and category in ("worse", "equivalent"):
+        return "inconclusive", f"{category} without {case.reference_diverged} diverged of the reference"
+    return category, ""

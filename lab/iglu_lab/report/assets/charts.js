@@ -1,0 +1,202 @@
+"use strict";
+
+/* What the charts share: colours that follow the theme, line styles, chips to choose by, drawing, the numbers
+   behind each as a file, and the whole screen for it. */
+
+const TEXT = 13; // pixels
+const COLOURS = 7; // --line-0 to --line-6 of the style sheet
+const DASHES = [
+  ["solid", ""], ["dash", "5 3"], ["dot", "1.5 2.5"], ["dashdot", "6 2 1.5 2"], ["longdash", "9 3"],
+  ["longdashdot", "9 2 1.5 2"],
+];
+
+/** The style of the i-th of many, and of its variants in the same colour; a dash tells apart without colour. */
+function lineStyle(index, variant = 0) {
+  const [dash, swatch] = DASHES[(Math.floor(index / COLOURS) + variant) % DASHES.length];
+  return { variable: `--line-${index % COLOURS}`, dash, swatch };
+}
+
+/** A colour of the style sheet as the current theme resolves it, for Plotly reads no variables. */
+function colour(variable, alpha = 1) {
+  const sample = document.createElement("span");
+  sample.style.color = `var(${variable})`;
+  document.body.append(sample);
+  const [red, green, blue] = getComputedStyle(sample).color.match(/[\d.]+/g);
+  sample.remove();
+  return `rgba(${red}, ${green}, ${blue}, ${alpha})`;
+}
+
+/** Plotly takes some HTML in its labels; a name is to be shown as it is. */
+function plain(text) {
+  return String(text).replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
+}
+
+/** Plotly, unpacked; the page's policy knows it by its hash. */
+const plotly = (async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+  return Plotly;
+})();
+
+const charts = new Map(); // element -> function that draws it, for when the theme changes
+
+/** Draw `make()`, {traces, layout, label}, into the element, now and whenever the theme changes.  Plotly would
+    make polygons of smooth lines, for it leaves out points that it takes for straight. */
+function draw(element, make) {
+  charts.set(element, make);
+  const { traces, layout, label } = make();
+  for (const trace of traces) if (trace.line) trace.line.simplify = false;
+  if (label) element.setAttribute("aria-label", label);
+  const axis = {
+    gridcolor: colour("--grid"), zerolinecolor: colour("--axis"), linecolor: colour("--axis"),
+    zerolinewidth: 1, automargin: true,
+  };
+  // Plotly draws powers of ten a quarter larger than other ticks, and titles a fifth larger than ticks.
+  const dressed = (own = {}) => ({
+    ...axis, ...(own.type === "log" && { tickfont: { size: 0.8 * TEXT } }), ...own,
+    title: { standoff: 10, font: { size: TEXT }, ...own.title },
+  });
+  const merged = {
+    autosize: true,
+    margin: { l: 56, r: 12, t: 12, b: 48 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: TEXT, color: colour("--quiet") },
+    showlegend: false,
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--grid"), font: { color: colour("--ink") } },
+    // On a touch screen a drag is for scrolling the page.
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    ...layout,
+    xaxis: dressed(layout.xaxis),
+    yaxis: dressed(layout.yaxis),
+  };
+  return plotly.then(({ react }) => react(element, traces, merged, { responsive: true, displayModeBar: false }));
+}
+
+/** Ticks at whole epochs alone. */
+function epochAxis(epochs) {
+  const rough = (epochs.at(-1) - epochs[0]) / 10;
+  const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
+  const dtick = [1, 2, 5, 10].map((size) => size * power).find((step) => step >= rough);
+  return { title: { text: "epoch" }, zeroline: false, tick0: 0, dtick, tickformat: "d" };
+}
+
+/** The area between two curves; where either has no number it ends. */
+function bandOf(x, low, high, fillcolor) {
+  const inside = x.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
+  const back = inside.slice().reverse();
+  return {
+    x: [...inside, ...back].map((i) => x[i]),
+    y: [...inside.map((i) => high[i]), ...back.map((i) => low[i])],
+    mode: "lines", fill: "toself", fillcolor, line: { width: 0 }, hoverinfo: "skip",
+    showlegend: false,
+  };
+}
+
+/** So faint that many bands over each other do not bury the lines. */
+function bandColour(variable, count) {
+  return colour(variable, Math.max(0.03, 0.2 / (count + 1)));
+}
+
+function redrawAll() {
+  for (const [element, make] of charts) draw(element, make);
+}
+
+/** A tick box with a sample of its line; calls `changed(isChecked)`. */
+function chip({ label, style: { variable, swatch }, isChecked }, changed) {
+  const element = document.createElement("label");
+  const input = document.createElement("input");
+  input.type = "checkbox";
+  input.checked = isChecked;
+  input.addEventListener("change", () => changed(input.checked));
+  const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  picture.setAttribute("viewBox", "0 0 24 8");
+  picture.setAttribute("aria-hidden", "true");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  for (const [name, value] of Object.entries({ x1: 0, y1: 4, x2: 24, y2: 4, "stroke-dasharray": swatch })) {
+    line.setAttribute(name, value);
+  }
+  line.style.stroke = `var(${variable})`;
+  picture.append(line);
+  const text = document.createElement("span");
+  text.textContent = label;
+  element.append(input, picture, text);
+  return element;
+}
+
+/* -- the numbers behind a figure, and the whole screen for it --------------------------------------- */
+
+/** A line for each row; what a spreadsheet would take for a formula is quoted. */
+function csvText(rows) {
+  const cell = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    const harmless = /^[=@\t\r]|^[+-](?![\d.])/.test(text) ? `'${text}` : text;
+    return /[",\n]/.test(harmless) ? `"${harmless.replaceAll('"', '""')}"` : harmless;
+  };
+  return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+}
+
+function download(name, rows) {
+  const link = document.createElement("a");
+  link.download = `${name.replace(/[^A-Za-z0-9.]+/g, "-")}.csv`;
+  link.href = URL.createObjectURL(new Blob([csvText(rows)], { type: "text/csv" }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href));
+}
+
+/** Of a chart: what is drawn, a point a line; of a range around it both ends. */
+function rowsOfCharts(elements) {
+  const rows = [["panel", "series", "x", "y", "low", "high"]];
+  for (const element of elements) {
+    for (const { name, x, y, low, high } of charts.get(element)?.().traces ?? []) {
+      if (name) x.forEach((each, i) => rows.push([element.getAttribute("aria-label"), name, each, y[i], low?.[i], high?.[i]]));
+    }
+  }
+  return rows;
+}
+
+/** Of a table: its texts, and the number that a cell stands for. */
+function rowsOfTable(table) {
+  const text = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
+  const lines = [...table.rows].filter((row) => !row.classList.contains("axis"));
+  const cells = (row) => [...row.cells].flatMap((cell) => {
+    const span = Array(cell.colSpan).fill(text(cell));
+    return row.parentElement === table.tBodies[0] ? [text(cell), cell.dataset.sort ?? ""] : span.flatMap((each) => [each, ""]);
+  });
+  return lines.map(cells);
+}
+
+function tool(label, title, press) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = label;
+  button.setAttribute("aria-label", `${label}: ${title}`);
+  button.addEventListener("click", press);
+  return button;
+}
+
+function addTools(place, tools) {
+  const line = document.createElement("p");
+  line.className = "tools";
+  line.append(...tools);
+  place.append(line);
+}
+
+/** Into the dialog and back to where it was, for a dialog keeps the focus and knows the escape key. */
+function enlarge(figure, dialog) {
+  const mark = document.createComment("");
+  figure.replaceWith(mark);
+  dialog.append(figure);
+  const redraw = () => figure.querySelectorAll(".chart").forEach((chart) => plotly.then(({ Plots }) => Plots.resize(chart)));
+  dialog.addEventListener("close", () => {
+    mark.replaceWith(figure);
+    redraw();
+    figure.querySelector(".tools button:last-child")?.focus();
+  }, { once: true });
+  dialog.showModal();
+  redraw();
+}

@@ -1,0 +1,390 @@
+"""The paper's claims, each with what our numbers say: holds, does not hold, or not enough evidence.
+
+Those about the function and about speed have files of their own; here are those about networks.  At the
+paper's own scale complete runs of its own recipe decide; at the reduced scale the grids that were planned
+for it (results/evidence) do, by the comparison their plan names.  A seed that diverged has no number:
+it is reported, and no claim holds if a seed of its better side diverged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from iglu_lab import paper
+from iglu_lab.probe.tail_tables import sample_tails
+from iglu_lab.recipes import Recipe, get_recipe
+from iglu_lab.report.comparisons import published_difference
+from iglu_lab.report.computed import mathematical_claims
+from iglu_lab.report.content import Claim, Judgement
+from iglu_lab.report.gather import Gathered, PlannedGrid, seeds_of
+from iglu_lab.report.speeds import speed_claims
+from iglu_lab.report.tables import network_activation, own_probes, papers_probe
+from iglu_lab.report.verdicts import OPEN, Verdict, side, together
+from iglu_lab.stats.comparison import (
+    Sample,
+    counted,
+    describe_setup,
+    lower_is_better,
+    setting_label,
+    setting_of,
+)
+from iglu_lab.stats.statistics import Estimate, estimate, minimum_detectable_difference, seeds_needed
+
+LOW, HIGH, START = "iglu:0.5", "iglu:5", "iglu:learnable=5"
+_SIGMAS = (
+    ("Low sigma wins on ResNet", LOW, HIGH, ("resnet20-cifar10", "resnet20-cifar100")),
+    ("High sigma wins on transformers", HIGH, LOW, ("vit-cifar10", "vit-cifar100", "gpt2-wikitext103")),
+)
+
+
+def all_claims(found: Gathered) -> tuple[Claim, ...]:
+    """In the order of the paper: the function, its speed, then networks trained with it."""
+    return (
+        *mathematical_claims(),
+        *speed_claims(found),
+        *(
+            _claim(
+                found, text, better, worse, list(map(get_recipe, names)),
+                f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on "
+                "each; accuracy for images, perplexity for text.",
+            )
+            for text, better, worse, names in _SIGMAS
+        ),
+        _claim(
+            found, "IGLU gains on imbalanced data", LOW, "relu", _imbalanced_recipes(),
+            f"{LOW} more accurate than ReLU, paired by seed, with a 95% interval that excludes 0, at every "
+            "ratio.",
+        ),
+        _growing_with_imbalance(found),
+        _learnable(found),
+        _tails(found),
+    )  # fmt: skip
+
+
+# -- two activations in one setting ----------------------------------------------------------------
+
+
+def compare(
+    of: Mapping[str, Sample], better: str, worse: str, metric: str, label: str, bound: float | None = None
+) -> tuple[Verdict, str]:
+    """Whether ``better`` is, or with a ``bound``, whether it is better by less than that; and in words."""
+    one, other = of.get(better), of.get(worse)
+    if one is None or other is None:
+        missing = " and ".join(name for name in (better, worse) if name not in of)
+        return OPEN, f"{label}: {missing} not run"
+    lost = [f"{len(each.diverged)} of {each.activation} diverged" for each in (one, other) if each.diverged]
+    found = one.minus(other, metric)
+    if found is None:
+        return OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
+    gain = -found if lower_is_better(metric) else found
+    text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
+    if bound is None:
+        text += _wanted(found)
+    verdict, claimed = (side(gain), one) if bound is None else (side(-gain, -bound), other)
+    return OPEN if verdict == "holds" and claimed.diverged else verdict, text
+
+
+_MOST_SEEDS = 1000  # that anybody would run
+
+
+def _wanted(found: Estimate) -> str:
+    """How many seeds would detect a difference of the size found, where these do not."""
+    if not found.has_interval or found.excludes(0) or found.value == 0:
+        return ""
+    seeds = seeds_needed(found.value, found.sd / math.sqrt(2))  # the deviation is of the pairs already
+    return f"; a difference of that size needs {_seeds(seeds)}"
+
+
+def _seeds(number: int) -> str:
+    """
+    >>> _seeds(1000), _seeds(1001)
+    ('about n = 1000 seeds', 'more than 1000 seeds')
+    """
+    return f"about n = {number} seeds" if number <= _MOST_SEEDS else f"more than {_MOST_SEEDS} seeds"
+
+
+def _label(recipe: Recipe) -> str:
+    return recipe.name + (f" at {recipe.ratio:g}:1" if recipe.ratio > 1 else "")
+
+
+def _metric(recipe: Recipe) -> str:
+    return "perplexity" if recipe.kind == "text" else "test_acc"
+
+
+def _claim(
+    found: Gathered,
+    text: str,
+    better: str,
+    worse: str,
+    recipes: Sequence[Recipe],
+    rule: str,
+    bounds: Mapping[str, float] | None = None,
+) -> Claim:
+    """That one activation is better than another on each recipe, or with ``bounds`` by less than those."""
+    verdicts: list[Verdict] = []
+    parts, published = [], []
+    for recipe in recipes:
+        setting, metric, label = setting_of(recipe), _metric(recipe), _label(recipe)
+        of, bound = found.samples.get(setting, {}), (bounds or {}).get(recipe.name)
+        verdict, words = compare(of, better, worse, metric, label, bound)
+        verdicts.append(verdict)
+        parts.append(words)
+        gap = published_difference(setting, better, worse, metric)
+        if gap is not None:
+            power = _papers_power(recipe, gap) if bounds is None else ""
+            published.append(f"{gap:+.2f} ({label}{power})")
+    elsewhere = _elsewhere(found, recipes, better, worse)
+    evidence = (
+        f"{'; '.join(parts)}."
+        + (f" Published, one run each: {', '.join(published)}." if published else "")
+        + (f" Other runs, not counted: {elsewhere}." if elsewhere else "")
+    )
+    reduced = _reduced(found, text, is_bounded=bounds is not None)
+    return Claim(text, together(verdicts), evidence, rule, reduced)
+
+
+def _papers_power(recipe: Recipe, gap: float) -> str:
+    """How many seeds what was published needs, where the authors' own SD is known."""
+    spread = _papers_spreads().get(recipe.name)
+    return "" if spread is None else f"; needs {_seeds(seeds_needed(gap, spread))} at the authors' SD"
+
+
+def _papers_spreads() -> dict[str, float]:
+    return {name: float(spread) for name, spread in paper.paper()["noise"].items()}
+
+
+def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
+    """In any setting with a model of the same kind, and a long tail where these have one, that is neither
+    the paper's nor planned."""
+    kinds = tuple({recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes})
+    counted = {setting_of(recipe) for recipe in recipes}
+    counted |= {setting for each in found.planned for setting in each.samples}
+    parts = []
+    for setting, of in found.samples.items():
+        is_alike = setting.model.startswith(kinds) and (setting.ratio > 1 or recipes[0].ratio == 1)
+        if setting not in counted and is_alike and {one, other} <= of.keys():
+            parts.append(compare(of, one, other, _metric(setting), setting_label(setting))[1])
+    return "; ".join(parts)
+
+
+# -- at the reduced scale --------------------------------------------------------------------------
+
+
+def _planned(found: Gathered, text: str) -> list[tuple[PlannedGrid, Recipe]]:
+    """The settings of the grids that were planned for a claim."""
+    return [
+        (each, setting) for each in found.first_round if text in each.plan.claims for setting in each.common
+    ]
+
+
+def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | None:
+    """By the comparison of each plan, of what was run; ``is_bounded``: by less than the SD of one run."""
+    verdicts: list[Verdict] = []
+    scales, parts = [], []
+    for planned, setting in _planned(found, text):
+        plan, of = planned.plan, planned.common[setting]
+        better, worse = plan.claims[text]
+        bound = plan.sd if is_bounded else None
+        verdict, words = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
+        verdicts.append(verdict)
+        scales.append(_scale(planned, setting, of))
+        parts.append(words + _power(_spread(of, plan.metric), seeds_of(of)))
+    waiting = _not_run(found, text)
+    if not verdicts and not waiting:
+        return None
+    if not verdicts:
+        scales, parts = [scale for scale, _ in waiting], [f"not run: {words}" for _, words in waiting]
+    else:
+        parts += [f"{scale}, not run: {words}" for scale, words in waiting]
+    return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.")
+
+
+def _scale(planned: PlannedGrid, setting: Recipe, of: Mapping[str, Sample]) -> str:
+    seeds, wanted = seeds_of(of), len(planned.grid.seeds)
+    return describe_setup(setting, seeds) + (f" of {wanted} planned" if seeds < wanted else "")
+
+
+def _not_run(found: Gathered, text: str) -> list[tuple[str, str]]:
+    """The settings that were planned for a claim and of which nothing was run, and what their seeds would
+    detect at the SD that the same network had on the same data elsewhere."""
+    result = []
+    for planned in found.first_round:
+        plan = planned.plan
+        if text not in plan.claims or planned.samples:
+            continue
+        for setting in dict.fromkeys(setting_of(recipe) for recipe in planned.grid.recipes):
+            seen = [
+                own
+                for each in found.first_round
+                for other, of in each.common.items()
+                if (other.model, other.dataset, other.norm) == (setting.model, setting.dataset, setting.norm)
+                and (own := _spread(of, plan.metric)) is not None
+            ]
+            spread = statistics.fmean(seen) if seen else None
+            power = _power(spread, len(planned.grid.seeds), " elsewhere")
+            result.append((_scale(planned, setting, {}), " - ".join(plan.claims[text]) + power))
+    return result
+
+
+def _spread(of: Mapping[str, Sample], metric: str) -> float | None:
+    """The standard deviation of one run over seeds, the mean over activations."""
+    found = [each for sample in of.values() if (each := sample.estimate(metric)) is not None]
+    spreads = [each.sd for each in found if each.has_interval]
+    return statistics.fmean(spreads) if spreads else None
+
+
+def _power(spread: float | None, seeds: int, where: str = "") -> str:
+    """The minimum detectable difference of so many seeds at the SD seen, and what one point needs."""
+    if spread is None:
+        return ""
+    return (
+        f"; SD of one run{where} {spread:.2f}, minimum detectable difference "
+        f"{minimum_detectable_difference(seeds, spread):.2f} at n = {seeds} (80% power); one point needs "
+        f"{_seeds(seeds_needed(1.0, spread))}"
+    )
+
+
+# -- the claims ------------------------------------------------------------------------------------
+
+
+def _imbalanced_recipes() -> list[Recipe]:
+    columns = paper.run_table(4).columns
+    return list(dict.fromkeys(column.recipe for column in columns if column.is_published))
+
+
+def _growing_with_imbalance(found: Gathered) -> Claim:
+    """The slope of the gain over log10 of the ratio, seed by seed."""
+    text = "IGLU's gains grow with the imbalance"
+    full = {recipe.ratio: found.samples.get(setting_of(recipe), {}) for recipe in _imbalanced_recipes()}
+    verdict, evidence = _slopes(full, LOW, "relu", "test_acc")
+    rule = (
+        f"the gain of {LOW} over ReLU rises with log10 of the ratio; the mean slope over seeds has a 95% "
+        "interval above 0."
+    )
+    return Claim(text, verdict, evidence, rule, _reduced_growth(found, text))
+
+
+def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
+    """Of the grid that was planned for it, together with every other planned setting that differs in the
+    ratio alone."""
+    planned = _planned(found, text)
+    if not planned:
+        return _reduced(found, text, is_bounded=False)  # which says what is not run
+    grid, setting = planned[0]
+    alike = {
+        other.ratio: of
+        for each in found.first_round
+        for other, of in each.common.items()
+        if other.kind == setting.kind and other.replace(ratio=setting.ratio) == setting
+    }
+    by_ratio = {ratio: alike[ratio] for ratio in sorted(alike)}
+    verdict, words = _slopes(by_ratio, *grid.plan.claims[text], grid.plan.metric)
+    ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
+    scale = _scale(grid, setting.replace(ratio=1.0), by_ratio[setting.ratio])
+    return Judgement(verdict, f"{scale}, at ratios {ratios}", words)
+
+
+def _slopes(
+    by_ratio: Mapping[float, Mapping[str, Sample]], one: str, other: str, metric: str
+) -> tuple[Verdict, str]:
+    """Over the seeds that every ratio has."""
+    gains: dict[int, dict[float, float]] = {}
+    lost = 0
+    for ratio, of in by_ratio.items():
+        if one in of and other in of:
+            mine, reference = of[one].values(metric), of[other].values(metric)
+            lost += len(of[one].diverged)
+            for seed in mine.keys() & reference.keys():
+                gains.setdefault(seed, {})[math.log10(ratio)] = mine[seed] - reference[seed]
+    complete = [gain for _, gain in sorted(gains.items()) if len(gain) == len(by_ratio) > 1]
+    if not complete:
+        ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
+        return OPEN, f"No seed ran in full with {one} and {other} at all of {ratios}."
+    found = estimate(statistics.linear_regression(list(gain), list(gain.values())).slope for gain in complete)
+    words = f", {lost} of {one} diverged" if lost else ""
+    verdict = side(found)
+    return (OPEN if lost and verdict == "holds" else verdict), (
+        f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{words})"
+        f"{_wanted(found)}."
+    )
+
+
+def _learnable(found: Gathered) -> Claim:
+    """No better: the interval of the gain ends below the SD of one run, in each of the paper's settings
+    that have the pair."""
+    text = "A learnable sigma is no better than a fixed one"
+    tables = [table for table in map(paper.run_table, paper.RUN_TABLES) if {START, HIGH} <= table.rows.keys()]
+    recipes = [recipe for table in tables for recipe in table.recipes]
+    noise = _papers_spreads()
+    bounds = {recipe.name: noise.get(recipe.name, _spread_here(found, recipe)) for recipe in recipes}
+    known = ", ".join(f"{noise[name]:g} points for the authors' {name}" for name in bounds if name in noise)
+    rule = (
+        f"the 95% interval of {START} minus {HIGH}, paired by seed, ends below the standard deviation of one "
+        f"run, on each ({known}, elsewhere that of {HIGH} here over seeds; that of its plan for a reduced "
+        "grid)."
+    )
+    return _claim(found, text, START, HIGH, recipes, rule, bounds)
+
+
+def _spread_here(found: Gathered, recipe: Recipe) -> float:
+    """Of one run with the fixed sigma; NaN, which decides nothing, without two seeds."""
+    sample = found.samples.get(setting_of(recipe), {}).get(HIGH)
+    seen = None if sample is None else sample.estimate(_metric(recipe))
+    return math.nan if seen is None else seen.sd
+
+
+# -- tails -----------------------------------------------------------------------------------------
+
+
+def _tails(found: Gathered) -> Claim:
+    """Of the networks of Table 5 that have normalisation."""
+    text = "ResNet's pre-activations have heavier tails than those of transformers"
+    rule = (
+        "Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies above "
+        "the upper end of each transformer. At the reduced scale the intervals are over seeds."
+    )
+    networks: dict[str, Estimate | None] = {}
+    for row in paper.table5():
+        if row.norm:
+            probe = papers_probe(row, found.probes)
+            networks[row.model] = None if probe is None else probe.excess
+    verdict, evidence = _heavier(networks)
+    own = [each for each in own_probes(found) if math.isfinite(each.excess.value)]
+    words = "; ".join(f"{each.name} {each.excess.span()}" for each in own)
+    others = f" Other networks, not counted: {words}." if own else ""
+    return Claim(text, verdict, evidence + others, rule, _reduced_tails(found))
+
+
+def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
+    known = {model: excess for model, excess in networks.items() if excess is not None}
+    parts = [
+        f"{model}: not probed" if excess is None else f"{model}: {excess.span()}"
+        for model, excess in networks.items()
+    ]
+    is_resnet = [model for model in known if model.lower().startswith("resnet")]
+    gaps = [
+        Estimate(one.value - other.value, one.low - other.high, one.high - other.low, one.size)
+        for one in (known[model] for model in is_resnet)
+        for other in (known[model] for model in known if model not in is_resnet)
+    ]
+    is_complete = len(known) == len(networks)
+    return together([side(gap) for gap in gaps]) if is_complete else OPEN, f"{'; '.join(parts)}."
+
+
+def _reduced_tails(found: Gathered) -> Judgement | None:
+    """From the last lines of planned runs with normalisation: relu on images, gelu on text."""
+    networks: dict[str, Estimate | None] = {}
+    for planned in found.first_round:
+        for setting, of in planned.common.items():
+            sample = of.get(network_activation(setting))
+            excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
+            if excess is not None:
+                networks[_scale(planned, setting, of)] = excess
+    if not networks:
+        return None
+    kinds = {network.startswith("resnet") for network in networks}
+    verdict, words = _heavier(networks)
+    scale = f"{counted(len(networks), 'network')}, each with its number"
+    return Judgement(verdict if kinds == {True, False} else OPEN, scale, words)

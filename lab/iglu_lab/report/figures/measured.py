@@ -1,0 +1,175 @@
+"""Figures of what was measured: speed against size, curves over epochs and tasks, Hill plots, shots."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from iglu_lab.bench.figures import speed_figure
+from iglu_lab.bench.sessions import Timing, grouped
+from iglu_lab.recipes import spec_of
+from iglu_lab.report.comparisons import SHOTS
+from iglu_lab.report.content import EpochCurve
+from iglu_lab.report.curves import CURVED, bounds, epoch_curves
+from iglu_lab.report.figures.description import Figure, Line, Panel, activation_line, key_of
+from iglu_lab.report.gather import Gathered
+from iglu_lab.report.second_round import samples_of
+from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
+from iglu_lab.stats.style import BLACK, BLUE, colour
+
+_MOST_LINES = 12  # of curves in one figure
+_MOST_OF_A_KIND = 6
+_HILL_PANELS = 6  # of so many layers, spread over the depth
+
+
+def measured_figures(found: Gathered, curves: Sequence[EpochCurve]) -> Iterator[Figure]:
+    """Of each kind at most so many, for a sweep may have hundreds of settings; tables and page have all."""
+    kinds = (_speeds(found), _plasticity(found), _training(curves), _shots(found), _hills(found))
+    for figures in kinds:
+        yield from itertools.islice(figures, _MOST_OF_A_KIND)
+
+
+# -- speed ---------------------------------------------------------------------------------------------
+
+
+def _speeds(found: Gathered) -> Iterator[Figure]:
+    """For each device, precision and number of threads, the session with most sizes, the newest of equals."""
+    best: dict[tuple[Any, ...], tuple[int, list[Timing]]] = {}
+    for session in sorted(found.sessions, key=lambda session: session.date, reverse=True):
+        for key, rows in grouped(session.rows, "operation", "device", "dtype", "threads").items():
+            sizes = len({row["elements"] for row in rows})
+            if sizes > 1 and sizes > best.get(key, (0, []))[0]:
+                best[key] = (sizes, rows)
+    for _, rows in best.values():
+        yield speed_figure(rows)
+
+
+# -- over epochs and tasks -----------------------------------------------------------------------------
+
+
+def _curve_line(curve: EpochCurve, per_epoch: int = 1) -> Line:
+    x = [per_epoch * epoch for epoch in curve.epochs]
+    band = {"low": curve.low, "high": curve.high} if curve.seeds > 1 else {}
+    return activation_line(curve.activation, spec_of(curve.activation).label, x, curve.mean, **band)
+
+
+def curve_panel(title: str, curves: Sequence[EpochCurve], x_label: str, per_epoch: int = 1) -> Panel:
+    """As high as the means: a band of two seeds can be a hundred times as wide as all means lie apart."""
+    means = [value for curve in curves for value in curve.mean]
+    margin = 0.15 * (max(means) - min(means)) or 1.0
+    limits = (None, (min(means) - margin, max(means) + margin))
+    return Panel(title, (x_label, ""), tuple(_curve_line(each, per_epoch) for each in curves), limits=limits)
+
+
+def _training(curves: Sequence[EpochCurve]) -> Iterator[Figure]:
+    for recipe in dict.fromkeys(curve.recipe for curve in curves if len(curve.epochs) > 1):
+        mine = [curve for curve in curves if curve.recipe == recipe]
+        names = list(dict.fromkeys(curve.activation for curve in mine))
+        metrics = [name for name in CURVED if any(curve.metric == name for curve in mine)][:3]
+        seeds = sorted({curve.seeds for curve in mine})
+        count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        shown = names[:_MOST_LINES]
+        more = f"; {len(names) - len(shown)} more are in the tables" if len(names) > len(shown) else ""
+        yield Figure(
+            key_of(f"curves-{recipe}"),
+            f"Training: {recipe}",
+            f"{', '.join(METRIC_LABELS[name] for name in metrics)} over epochs for {len(shown)} activations: "
+            f"mean over {count} seeds, and where there are several the 95% t-interval as a band{more}.",
+            tuple(
+                curve_panel(
+                    METRIC_LABELS[name],
+                    [curve for curve in mine if curve.metric == name and curve.activation in shown],
+                    "epoch",
+                )
+                for name in metrics
+            ),
+            size=(3.3 * len(metrics), 3.5),
+        )
+
+
+def _plasticity(found: Gathered) -> Iterator[Figure]:
+    """Accuracy and dead units over the tasks of a continual grid that is open."""
+    for planned in found.planned:
+        samples = list(samples_of(planned).values())
+        if not samples or samples[0].setting.kind != "continual":
+            continue
+        titles = {"task_acc": "accuracy on the current task, %", "dead_units": "share of dead units"}
+        per_epoch = samples[0].setting.tasks_per_epoch
+        panels = [
+            curve_panel(title, found_curves, "task", per_epoch)
+            for name, title in titles.items()
+            if (found_curves := [curve for sample in samples for curve in epoch_curves(sample, [name])])
+        ]
+        yield Figure(
+            key_of(f"tasks-{planned.grid.title}"),
+            f"Learning one task after another: {planned.grid.title}",
+            f"Accuracy and share of dead units over the tasks for {len(samples)} activations: mean over "
+            "seeds with the 95% t-interval as a band.",
+            tuple(panels),
+            is_on_page=True,
+            size=(8.4, 4.2),
+        )
+
+
+# -- many to few shots ---------------------------------------------------------------------------------
+
+
+def _shots(found: Gathered) -> Iterator[Figure]:
+    for setting, of in found.samples.items():
+        known = [each for each in of.values() if all(each.values(metric) for metric in SHOTS)]
+        chosen = known[:_MOST_LINES]
+        if chosen:
+            yield Figure(
+                key_of(f"shots-{setting_label(setting)}"),
+                f"Accuracy by the number of images of a class: {setting_label(setting)}",
+                "Test accuracy on classes with many, medium and few training images, one line per "
+                "activation, with 95% t-intervals over seeds.",
+                tuple(_shot_panel(chosen, metric) for metric in SHOTS),
+                size=(8.2, 1.2 + 0.26 * len(chosen)),
+            )
+
+
+def _shot_panel(samples: Sequence[Sample], metric: str) -> Panel:
+    lines = []
+    for place, sample in enumerate(samples):
+        look = colour(sample.activation)
+        found = sample.estimate(metric)
+        if found is not None:
+            lines.append(Line("", (found.value,), (place,), look, "", "o"))
+            if found.has_interval:
+                low, high = bounds(metric)
+                lines.append(Line("", (max(found.low, low), min(found.high, high)), (place, place), look))
+    names = tuple(spec_of(sample.activation).label for sample in samples)
+    return Panel("", (METRIC_LABELS[metric], ""), tuple(lines), names=names)
+
+
+# -- Hill plots ----------------------------------------------------------------------------------------
+
+
+def _hills(found: Gathered) -> Iterator[Figure]:
+    """Of probes whose file has the curve."""
+    for probe in found.probes:
+        hills = list(probe.body["hill"].items())
+        count = min(len(hills), _HILL_PANELS)
+        if not hills:
+            continue
+        chosen = [hills[round(i * (len(hills) - 1) / max(count - 1, 1))] for i in range(count)]
+        highest = max(0.25, 1.15 * max(value for _, curve in chosen for value in curve["xi"]))
+        yield Figure(
+            key_of(f"hill-{probe.name}"),
+            f"Hill plots: {probe.name}",
+            f"Hill's xi against k for {count} of {len(hills)} layers of {probe.name}, with the 95% band it "
+            "would have for independent values, and the xi that a Gaussian gives at the same k.",
+            tuple(_hill_panel(layer, curve, highest) for layer, curve in chosen),
+            size=(3.0 * min(count, 3), 0.6 + 2.4 * -(-count // 3)),
+        )
+
+
+def _hill_panel(layer: str, curve: dict[str, list[float]], highest: float) -> Panel:
+    k, label = curve["k"], "Hill's xi = 1/alpha, 95% if independent"
+    lines = (
+        Line(label, k, curve["xi"], BLUE, low=curve["xi_low"], high=curve["xi_high"]),
+        Line("a Gaussian's", k, curve["gaussian_xi"], BLACK, "--"),
+    )
+    return Panel(layer, ("k", ""), lines, ("log", "linear"), (None, (0, highest)))

@@ -1,0 +1,244 @@
+"""Everything measured below some folders: rows of ``iglu bench``, runs, probes, and grids that were planned.
+
+A file that cannot be read is skipped and listed among the problems; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from iglu_lab.bench.sessions import FILES, Session, read_session
+from iglu_lab.errors import UserError, collect_problems, missing
+from iglu_lab.probe.tail_tables import PROBE_FILE, Tails
+from iglu_lab.recipes import Recipe
+from iglu_lab.report.replication import Repeat, repeated
+from iglu_lab.runs.archive import read_into, run_files
+from iglu_lab.runs.folder import Run
+from iglu_lab.runs.provenance import describe_provenance
+from iglu_lab.stats.comparison import Sample, counted, distinct, is_number, samples
+from iglu_lab.storage import shown
+from iglu_lab.sweep.grid import Grid, Plan, read_grid
+
+Samples = Mapping[Recipe, Mapping[str, Sample]]
+
+
+@dataclass(frozen=True)
+class PlannedGrid:
+    """A grid that was planned before it was run, with its samples: none of a pilot, nor of a grid that is
+    sealed until the next look of its plan."""
+
+    grid: Grid
+    plan: Plan
+    samples: Samples
+    recorded: Sequence[Run] = ()  # its runs, also while they may only be counted
+
+    @property
+    def is_second_round(self) -> bool:
+        """Whether its plan names the comparisons, or it is the pilot of such a grid."""
+        return bool(self.plan.primary) or self.plan.pilot
+
+    @functools.cached_property
+    def common(self) -> Samples:
+        """On the seeds that every activation has: of a grid that was stopped early, fewer than planned."""
+        return {setting: self._common(of) for setting, of in self.samples.items()}
+
+    def _common(self, of: Mapping[str, Sample]) -> dict[str, Sample]:
+        seeds = [{run.recipe.seed for run in (*each.runs, *each.diverged)} for each in of.values()]
+        is_complete = len(of) == len({recipe.activation for recipe in self.grid.recipes})
+        common = set.intersection(*seeds) if is_complete else set()
+        return {
+            name: replace(
+                each,
+                runs=tuple(run for run in each.runs if run.recipe.seed in common),
+                diverged=tuple(run for run in each.diverged if run.recipe.seed in common),
+            )
+            for name, each in of.items()
+        }
+
+
+def seeds_of(of: Mapping[str, Sample]) -> int:
+    """How many every activation has."""
+    return min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
+
+
+@dataclass
+class Gathered:
+    """What was found, the same run once."""
+
+    sessions: list[Session] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    probes: list[Tails] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
+    sealed: list[Run] = field(default_factory=list)  # in no table or figure
+
+    @functools.cached_property
+    def samples(self) -> Samples:
+        return samples(self.runs)
+
+    @functools.cached_property
+    def planned(self) -> list[PlannedGrid]:
+        """Every grid with a plan; without samples where nothing was run or may be shown."""
+        found = []
+        for grid in self.grids:
+            if grid.plan is not None:
+                recorded = _runs_of(grid, [*self.runs, *self.sealed])
+                shown = [] if _is_sealed(grid, recorded) else recorded
+                found.append(PlannedGrid(grid, grid.plan, samples(shown), recorded))
+        return found
+
+    @property
+    def first_round(self) -> list[PlannedGrid]:
+        return [planned for planned in self.planned if not planned.is_second_round]
+
+    @functools.cached_property
+    def second_round_settings(self) -> set[Recipe]:
+        """They are shown by the comparisons of their plan alone."""
+        second = (planned for planned in self.planned if planned.is_second_round)
+        return {setting for planned in second for setting in planned.samples}
+
+
+def _runs_of(grid: Grid, runs: Iterable[Run]) -> list[Run]:
+    names = {recipe.folder_name for recipe in grid.runs}
+    return [run for run in runs if run.name in names]
+
+
+def _is_sealed(grid: Grid, recorded: Sequence[Run]) -> bool:
+    """Whether these runs of the grid may be counted and nothing else; those of a pilot always."""
+    if grid.plan is None:
+        return False
+    done = {run.name for run in recorded if run.is_complete or run.status == "diverged"}
+    complete = [
+        all(recipe.replace(seed=seed).folder_name in done for recipe in grid.recipes) for seed in grid.seeds
+    ]
+    return grid.plan.pilot or grid.plan.is_sealed(sum(complete))
+
+
+def gather(folders: Sequence[Path]) -> Gathered:
+    """Read all folders, each file once however they overlap."""
+    found = Gathered(problems=[str(missing(folder)) for folder in folders if not folder.exists()])
+    everything: list[Run] = []
+    tops: dict[Path, Path] = {}
+    for top, path in _files(folders):
+        tops[path] = top
+        with collect_problems(found.problems, path):
+            if path.name in FILES:
+                session = read_session(path, found.problems)
+                found.sessions.append(session)
+                found.sources.append(f"{shown(path)}: {len(session.rows)} rows; {session.origin}")
+            elif path.name == PROBE_FILE:
+                probe = _probe(path)
+                found.probes.append(probe)
+                sentence = describe_provenance(probe.body.get("provenance"))
+                found.sources.append(f"{shown(path)}: {len(probe.body['layers'])} layers; {sentence}")
+            elif path.suffix == ".toml":
+                found.grids.append(read_grid(str(path)))
+            else:
+                read_into(path, everything, found.problems)
+    found.sources += _run_sources(everything, tops)
+    found.runs, found.repeats = distinct(everything), repeated(everything)
+    again = len(found.repeats)
+    copies = len(everything) - len(found.runs) - again
+    _seal(found)
+    if copies:
+        found.sources.append(f"found more than once and counted once: {counted(copies, 'run')}")
+    if again:
+        found.sources.append(f"repeated and counted once: {counted(again, 'run')}")
+    left = sum(not run.is_complete and run.status != "diverged" for run in found.runs)
+    if left:
+        found.problems.append(f"{left} of {len(found.runs)} runs are unfinished and in no mean")
+    recipes = {run.name: run.recipe for run in found.runs}
+    found.probes = [each._replace(recipe=each.recipe or recipes.get(each.name)) for each in found.probes]
+    return found
+
+
+def _seal(found: Gathered) -> None:
+    """Take the runs that may only be counted out of all that is shown."""
+    sealed: dict[str, Run] = {}
+    for grid in found.grids:
+        recorded = _runs_of(grid, found.runs)
+        if recorded and _is_sealed(grid, recorded):
+            sealed |= {run.name: run for run in recorded}
+            why = (
+                "a pilot, in no comparison" if grid.plan and grid.plan.pilot else "sealed until its next look"
+            )
+            found.sources.append(f"{grid.title}: {len(recorded)} of {len(grid.runs)} runs; {why}")
+    found.sealed = list(sealed.values())
+    found.runs = [run for run in found.runs if run.name not in sealed]
+    found.repeats = [each for each in found.repeats if each.first.name not in sealed]
+
+
+def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+    """The folder that was named, and a file in it.  A grid is in the folder of its recorded runs; one without
+    runs is next to the others."""
+    seen: set[Path] = set()
+    for folder in folders:
+        own = [path for name in (*FILES, PROBE_FILE) for path in sorted(folder.rglob(name))]
+        records = list(run_files(folder))
+        homes = dict.fromkeys(record.parent for record in records if record.with_suffix(".toml").is_file())
+        grids = [path for home in homes for path in sorted(home.glob("*.toml"))]
+        for path in (*own, *records, *grids):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield folder, path
+
+
+def _run_sources(runs: Sequence[Run], tops: Mapping[Path, Path]) -> list[str]:
+    """A line for each folder or file that was named and each provenance in it."""
+    lines: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        is_recorded = run.folder in tops
+        top = run.folder if is_recorded else tops[run.folder / "recipe.json"]
+        lines.setdefault((shown(top), describe_provenance(run.provenance)), []).append(run)
+    sources = []
+    for (place, sentence), found in lines.items():
+        counts = Counter(run.status for run in found)
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+        sources.append(f"{place}: {counted(len(found), 'run')} ({statuses}); {sentence}")
+    return sources
+
+
+# -- probes ----------------------------------------------------------------------------------------
+
+_WORDS = ("layer", "verdict", "note")
+_CURVE = ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
+
+
+def _probe(path: Path) -> Tails:
+    """Checked once: layers with numbers, curves of equal lengths; what is not so is left out of it."""
+    body = json.loads(path.read_text(encoding="utf-8"))
+    for part in ("layers", "first_batch"):
+        rows = body.get(part) if isinstance(body, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "layer" in row for row in rows):
+            raise UserError(f"not a file of iglu probe: it has no {part}")
+        body[part] = [_layer(row) for row in rows]
+    hill = body.get("hill")
+    curves = hill.items() if isinstance(hill, dict) else ()
+    body["hill"] = {layer: curve for layer, curve in curves if _is_curve(curve)}
+    recipe = body.get("recipe")
+    known = Recipe.from_dict(recipe) if isinstance(recipe, dict) else None
+    return Tails(path.parent.name, body, known)
+
+
+def _layer(row: dict[str, Any]) -> dict[str, Any]:
+    """Keep the fields that have the expected type: text or a number."""
+    words = {key: row[key] for key in ("verdict", "note") if isinstance(row.get(key), str)}
+    numbers = {key: value for key, value in row.items() if key not in _WORDS and is_number(value)}
+    return {"layer": str(row["layer"]), **words, **numbers}
+
+
+def _is_curve(curve: Any) -> bool:
+    if not isinstance(curve, dict) or not all(isinstance(curve.get(name), list) for name in _CURVE):
+        return False
+    columns = [curve[name] for name in _CURVE]
+    is_square = len(set(map(len, columns))) == 1 and len(columns[0]) > 1
+    return is_square and all(map(is_number, itertools.chain(*columns)))

@@ -1,0 +1,1 @@
+"""Statistics over seeds, comparisons of runs, tables, and the style of figures."""

@@ -1,0 +1,173 @@
+"""Estimates with 95% confidence intervals: means over seeds, medians over rounds; tests and power."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Estimate(NamedTuple):
+    """An estimate and its 95% interval, which is infinite if the sample is too small."""
+
+    value: float
+    low: float
+    high: float
+    size: int  # of the sample: seeds, or rounds
+    sd: float = math.nan  # sample standard deviation
+
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        """The value ± half the interval, if there is one; ``sign="+"`` for a difference.
+
+        >>> Estimate(1.0, 0.5, 1.5, 3).text(1, "+")
+        '+1.0 ± 0.5'
+        """
+        value = f"{self.value:{sign},.{digits}f}"
+        return f"{value} ± {(self.high - self.low) / 2:,.{digits}f}" if self.has_interval else value
+
+    def span(self, digits: int = 2) -> str:
+        """The value with both bounds of an asymmetric interval, if there is one.
+
+        >>> Estimate(1.0, 0.9, 1.3, 50).span()
+        '1.00 [0.90, 1.30]'
+        """
+        value = f"{self.value:.{digits}f}"
+        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]" if self.has_interval else value
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.value, -self.high, -self.low, self.size, self.sd)
+
+    @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.high - self.low)
+
+    def moved(self, by: float) -> Estimate:
+        return self._replace(value=self.value + by, low=self.low + by, high=self.high + by)
+
+    def excludes(self, bound: float) -> bool:
+        """Whether the bound is outside the closed interval."""
+        return self.low > bound or self.high < bound
+
+
+def estimate(values: Iterable[float]) -> Estimate:
+    """The mean with its t-interval.
+
+    >>> print(estimate([1.0, 2.0, 3.0]))
+    2.00 ± 2.48
+    """
+    sample = list(values)
+    if not sample:
+        raise ValueError("The mean needs at least one value")
+    count, mean = len(sample), statistics.fmean(sample)
+    if count < 2:
+        return Estimate(mean, -math.inf, math.inf, count)
+    sd = statistics.stdev(sample, mean)
+    half = _t_quantile(count - 1) * sd / math.sqrt(count)
+    return Estimate(mean, mean - half, mean + half, count, sd)
+
+
+@functools.cache
+def _t_quantile(freedom: int) -> float:
+    """The 97.5% quantile, cached since scipy is slow."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))
+
+
+def median(values: Sequence[float]) -> Estimate:
+    """The median with its interval from order statistics: for any distribution, the number of values below
+    the true median is binomial(n, 1/2).
+
+    >>> median([5.0, 1.0, 4.0, 2.0, 3.0, 6.0]).span()
+    '3.50 [1.00, 6.00]'
+    """
+    from scipy.stats import quantile_test
+
+    found = quantile_test(values, p=0.5).confidence_interval(0.95)
+    low, high = (
+        end if math.isfinite(end) else side * math.inf for end, side in zip(found, (-1, 1), strict=True)
+    )
+    return Estimate(statistics.median(values), float(low), float(high), len(values))
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
+    """The mean of ``values`` minus ``reference``, paired by seed; None without a common seed.  What runs of
+    one seed share (initial weights, data order) cancels.
+
+    >>> print(paired_difference({0: 5.0, 1: 9.0, 2: 7.0}, {0: 4.0, 1: 8.0}))
+    1.00 ± 0.00
+    """
+    common = [value - reference[seed] for seed, value in values.items() if seed in reference]
+    return estimate(common) if common else None
+
+
+def p_value(found: Estimate) -> float:
+    """The two-sided p-value of the t-test for a mean of 0; NaN without an interval."""
+    if not found.has_interval:
+        return math.nan
+    return t_test(found.value, found.sd / math.sqrt(found.size), found.size - 1)
+
+
+def t_test(value: float, error: float, freedom: int) -> float:
+    """The two-sided p-value of a value with this standard error and degrees of freedom."""
+    from scipy.stats import t
+
+    return float(value == 0) if error == 0 else float(2 * t.sf(abs(value) / error, freedom))
+
+
+def minimum_detectable_difference(seeds: int, sd: float, level: float = 0.05) -> float:
+    """The difference detected with 80% power at this level, if runs have the standard deviation ``sd`` and
+    pairing by seed gains nothing.
+
+    >>> round(minimum_detectable_difference(10, 0.7), 2)
+    0.99
+    """
+    return math.inf if seeds < 2 else _detectable_shift(seeds - 1, level) * sd * math.sqrt(2 / seeds)
+
+
+@functools.cache
+def _detectable_shift(freedom: int, level: float) -> float:
+    """The noncentrality at which the t-test has 80% power: the difference in standard errors."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    bound = float(t.ppf(1 - level / 2, freedom))
+    return float(brentq(lambda shift: nct.sf(bound, freedom, shift) - 0.8, 0.0, 20 * bound))
+
+
+def seeds_needed(difference: float, sd: float, level: float = 0.05) -> int:
+    """The smallest number of seeds whose ``minimum_detectable_difference`` is at most this one.
+
+    >>> seeds_needed(1.0, 0.7), seeds_needed(-0.98, 0.7)
+    (10, 11)
+    """
+    if difference == 0 or not math.isfinite(difference):
+        raise ValueError(f"The difference must be finite and not 0, got {difference}")
+    normal = statistics.NormalDist()
+    points = normal.inv_cdf(1 - level / 2) + normal.inv_cdf(0.8)
+    seeds = max(2, math.floor(2 * (points * sd / difference) ** 2))  # Student's t needs a few more
+    while minimum_detectable_difference(seeds, sd, level) > abs(difference):
+        seeds += 1
+    return seeds
+
+
+def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
+    """Holm-adjusted p-values: the smallest times their number, the next times one fewer, and so on, each at
+    least as large as the one before.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    adjusted: dict[Key, float] = {}
+    least = 0.0
+    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        least = max(least, min((len(p_values) - place) * p_values[name], 1.0))
+        adjusted[name] = least
+    return adjusted

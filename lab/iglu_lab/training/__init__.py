@@ -1,0 +1,1 @@
+"""The training loop, the workloads (images, text, task sequences), checkpoints and observers."""

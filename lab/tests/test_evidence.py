@@ -1,0 +1,144 @@
+"""The evidence in the tree: every row is of its grid and finished, and the pages tell what the rows say."""
+
+from __future__ import annotations
+
+import collections
+import math
+import pathlib
+import sys
+
+import pytest
+
+pytest.importorskip("tyro", reason="the lab")
+
+from scipy.stats import t as student
+
+from iglu.probing.sigma import RULES
+from iglu_lab.report.comparisons import all_tasks
+from iglu_lab.report.gather import Gathered, gather
+from iglu_lab.report.sigmas import networks
+from iglu_lab.report.summary import categories, headlines, is_ours, limits, loss_table
+from iglu_lab.runs.archive import read_runs
+from iglu_lab.storage import RESULTS
+from iglu_lab.sweep.grid import read_grid
+
+ROOT = pathlib.Path(__file__).parents[2]
+EVIDENCE = RESULTS / "evidence"
+pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="needs a clone")
+sys.path.insert(0, str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def found() -> Gathered:
+    import evidence
+
+    return evidence.read_rows()
+
+
+@pytest.mark.parametrize("file", sorted(EVIDENCE.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_recorded_runs_are_complete_and_of_the_grid_of_the_same_name(file: pathlib.Path) -> None:
+    planned = {recipe.folder_name for recipe in read_grid(str(file.with_suffix(".toml"))).runs}
+    runs, problems = read_runs(file)
+    assert problems == []
+    assert {run.name for run in runs} <= planned
+    assert all(run.is_complete or run.status == "diverged" for run in runs)
+    tasks = [run for run in runs if run.recipe.kind != "continual" and run.status == "finished"]
+    assert all("tails" in run.last for run in tasks)
+
+
+def test_pages_show_the_results_of_the_rows(found: Gathered) -> None:
+    import evidence
+
+    pages = {page.name: page.read_text(encoding="utf-8") for page in evidence.PAGES}
+    assert sum("<!-- evidence: " in text for text in pages.values()) >= 2
+    for name, text in pages.items():
+        assert evidence.with_blocks(text, found) == text, f"{name}: run python tools/evidence.py"
+
+
+def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
+    every = [each for network in networks(found.first_round) for each in network.rules]
+    for rule in {each.rule for each in every}:
+        gains = [each.gain for each in every if each.rule == rule]
+        assert len(gains) == 5, "the text says five"
+        gained, lost = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
+        assert f"better than sigma = 1 in {gained} and worse in {lost}" in RULES[rule].weakness
+
+
+def test_the_plan_says_what_ten_seeds_can_show() -> None:
+    """At a spread of .7, if pairing gains nothing: the quantiles of 5% over the comparisons and of 80%."""
+    text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
+    one, nine = (
+        0.7 * math.sqrt(2 / 10) * (student.ppf(1 - 0.025 / comparisons, 9) + student.ppf(0.8, 9))
+        for comparisons in (1, 9)
+    )
+    assert f"{one:.2f} points for the one comparison of a claim and {nine:.2f} for".lstrip("0") in text
+
+
+def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:
+    import evidence
+
+    text = "before\n<!-- evidence: sigma-rules -->\nold\n<!-- /evidence -->\nafter\n"
+    new = evidence.with_blocks(text, found)
+    assert new.startswith("before\n<!-- evidence: sigma-rules -->\n\n")
+    assert new.endswith("\n\n<!-- /evidence -->\nafter\n")
+    assert "old" not in new
+    assert evidence.with_blocks(new, found) == new
+
+
+def test_a_sealed_grid_is_counted_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    """Ten seeds of a grid whose plan allows a look after eleven: no sample, no table, only their number."""
+    rows = (EVIDENCE / "sigma-resnet.jsonl").read_text(encoding="utf-8")
+    plan = (EVIDENCE / "sigma-resnet.toml").read_text(encoding="utf-8")
+    (tmp_path / "sigma-resnet.jsonl").write_text(rows, encoding="utf-8")
+    (tmp_path / "sigma-resnet.toml").write_text(plan, encoding="utf-8")
+    open_, looks = gather([tmp_path]), "\nlooks = [{}]\n"
+    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(5), encoding="utf-8")
+    due = gather([tmp_path])
+    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(6), encoding="utf-8")
+    sealed = gather([tmp_path])
+    assert len(open_.runs) == len(due.runs) == len(sealed.sealed) == 70
+    assert open_.planned[0].samples
+    assert due.planned[0].samples
+    assert sealed.runs == []
+    assert sealed.samples == {}
+    assert sealed.planned[0].samples == {}
+    assert len(sealed.planned[0].recorded) == 70
+    assert any("70 of 70 runs" in source for source in sealed.sources)
+
+
+# -- what is known of the first round, counted independently -------------------------------------------
+
+
+def test_differences_without_significance_are_equivalent_or_inconclusive(found: Gathered) -> None:
+    """Of the first round's 46: 5 equivalent within 0.5 points, 12 within 1 point or 1%, 29 inconclusive."""
+    counts = collections.Counter(
+        one.margin.text if one.category == "equivalent" and one.margin else one.category
+        for task in all_tasks(found)
+        for reference in ("relu", "gelu")
+        for one in task.differences_to(reference)
+        if is_ours(one.activation) and one.category in ("equivalent", "inconclusive")
+    )
+    assert counts == {"0.5 points": 5, "1 point": 11, "1%": 1, "inconclusive": 29}
+
+
+@pytest.mark.parametrize(
+    ("activation", "better", "worse", "tasks"), [("iglu:5", 1, 1, 10), ("iglu:0.5", 0, 5, 11)]
+)
+def test_counts_per_sigma(found: Gathered, activation: str, better: int, worse: int, tasks: int) -> None:
+    counts = categories(all_tasks(found), activation, "relu")
+    assert (counts["better"], counts["worse"], counts.total()) == (better, worse, tasks)
+    (line,) = [line for line in headlines(all_tasks(found)) if f"sigma = {activation[5:]})" in line]
+    assert f"better than ReLU on {better} of {tasks} tasks, worse on {worse}" in line
+
+
+def test_a_small_sigma_has_the_lower_loss_and_the_lower_accuracy_at_100_and_200_to_1(found: Gathered) -> None:
+    (table,) = loss_table(all_tasks(found))
+    opposite = {(row[0].text[:27], row[1].text) for row in table.rows if row[5].text == "yes"}
+    expected = {f"resnet8 on cifar10 at {ratio}:1" for ratio in (100, 200)}
+    assert {task for task, name in opposite if name == "IGLU (sigma = 0.5)"} == expected
+
+
+def test_the_limits_have_the_numbers_of_the_rows(found: Gathered) -> None:
+    text = " ".join(limits(found))
+    for fact in ("62% on the training set", "52% on the test set", "5 of the tasks", "4.87 and 5.64"):
+        assert fact in text

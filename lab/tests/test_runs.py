@@ -22,7 +22,8 @@ from iglu_lab.recipes import RECIPES, Recipe
 from iglu_lab.runs.archive import add_to_archive, read_runs
 from iglu_lab.runs.folder import Run, read_run
 from iglu_lab.stats.comparison import Sample, marks, samples, setting_label, summarise
-from iglu_lab.stats.statistics import estimate, minimum_detectable_difference, p_value, seeds_needed
+from iglu_lab.stats.contrasts import MeanDifference
+from iglu_lab.stats.statistics import estimate, minimum_detectable_difference, seeds_needed
 from iglu_lab.stats.tabulate import Table, csv_lines
 from iglu_lab.sweep.filters import make_filter, read_field
 
@@ -407,14 +408,14 @@ def test_a_sample_with_a_diverged_seed_is_not_marked(tmp_path: Path) -> None:
 def test_differences_that_are_all_alike_are_certain_unless_they_are_none(
     differences: list[float], chance: float
 ) -> None:
-    assert p_value(estimate(differences)) == chance
+    assert MeanDifference.of(estimate(differences)).p_value == chance
 
 
 def test_the_chance_of_a_difference_is_that_of_students_t() -> None:
     values = [0.3, 0.1, 0.4, -0.1]
     expected = pytest.importorskip("scipy.stats").ttest_1samp(values, 0).pvalue
-    assert p_value(estimate(values)) == pytest.approx(expected)
-    assert math.isnan(p_value(estimate([0.3])))
+    assert MeanDifference.of(estimate(values)).p_value == pytest.approx(expected)
+    assert math.isnan(MeanDifference.of(estimate([0.3])).p_value)
 
 
 @pytest.mark.parametrize(("difference", "spread"), [(1.0, 0.7), (-0.5, 0.7), (1.7, 0.33), (0.05, 0.62)])

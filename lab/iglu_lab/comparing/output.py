@@ -17,10 +17,10 @@ from iglu_lab.report.figures.description import Figure, Line, Panel
 from iglu_lab.report.figures.measured import curve_panel
 from iglu_lab.report.figures.render import write_figures
 from iglu_lab.report.forest import forest
-from iglu_lab.report.page import CATEGORIES, asset, finite, html_environment, is_prose
+from iglu_lab.report.page import CATEGORIES, asset, html_environment, is_prose
 from iglu_lab.runs import provenance
 from iglu_lab.stats.style import BLACK, GREEN, GREY, VERMILION
-from iglu_lab.stats.tabulate import csv_text, markdown
+from iglu_lab.stats.tabulate import csv_text, finite, markdown
 from iglu_lab.storage import write_atomically, write_json
 
 PAGE = "compare.html"
@@ -64,10 +64,7 @@ def forest_figure(result: CompareResult, shown: list[Compared]) -> Figure:
             lines.append(Line("", (each.found.low, each.found.high), (place, place), look, width=2))
         lines.append(Line("", (each.found.value,), (place,), look, "", "o"))
     labels = spec_of(plan.reference).label
-    names = tuple(
-        f"{spec_of(each.activation).label}" + (f"\n{each.category}" if each.category else "")
-        for each in ordered
-    )
+    names = tuple(f"{spec_of(each.activation).label}\n{each.category or ''}".rstrip() for each in ordered)
     better = "lower" if plan.lower_is_better else "higher"
     label = f"{plan.metric} minus that of {labels}; {better} is better"
     return Figure(

@@ -227,19 +227,16 @@ class CompareResult:
     def table(self) -> Table:
         """One line per activation, the reference first."""
         plan, digits = self.plan, self.digits
-        rows = []
-        for each in (self.reference, *self.compared):
-            is_reference = each.activation == plan.reference
-            rows.append(
-                (
-                    spec_of(each.activation).label, Cell(str(each.finished), each.finished),
-                    estimated(each.mean, digits), estimated(each.found, digits, "+"),
-                    _measured(each.verdict.p_value, 3),
-                    "reference" if is_reference else each.verdict_text,
-                    _measured(each.verdict.detectable, digits), _measured(each.seconds, 1),
-                    numbered(each.memory_mb, 0),
-                )
-            )  # fmt: skip
+        rows = [
+            (
+                spec_of(each.activation).label, each.finished, estimated(each.mean, digits),
+                estimated(each.found, digits, "+"), _measured(each.verdict.p_value, 3),
+                "reference" if each.activation == plan.reference else each.verdict_text,
+                _measured(each.verdict.detectable, digits), _measured(each.seconds, 1),
+                numbered(each.memory_mb, 0),
+            )
+            for each in (self.reference, *self.compared)
+        ]  # fmt: skip
         headers = (
             "activation", "seeds", plan.metric, f"- {spec_of(plan.reference).label}", "p, Holm-adjusted",
             "verdict", "minimum detectable", "seconds per run", "peak memory, MB",

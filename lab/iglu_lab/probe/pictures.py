@@ -25,7 +25,7 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
         return []
     with style.pictures():
         figures = {
-            "hill": draw_hills(hill_curves(probe), _PANELS),
+            "hill": _draw_hills(hill_curves(probe)),
             "quantiles": _draw_quantiles({row["layer"]: probe[row["layer"]] for row in rows}),
             "depth": _depth(rows),
         }
@@ -49,22 +49,20 @@ def hill_curves(found: Probe) -> Hills:
     return curves
 
 
-def draw_hills(hills: Hills, most: int) -> Any:
+def _draw_hills(hills: Hills) -> Any:
     """Plot xi over k for the data and for a Gaussian; only the distance between the two is meaningful."""
-    figure, axes_of = style.panels(list(hills), most, 3, 3.0, 2.4, sharey=True)
+    figure, axes_of = style.panels(list(hills), _PANELS, 3, 3.0, 2.4, sharey=True)
     for name, axis in axes_of.items():
-        curve = hills[name]
-        axis.fill_between(
-            curve["k"], curve["xi_low"], curve["xi_high"], color=style.BLUE, alpha=0.2, linewidth=0
-        )
-        axis.plot(curve["k"], curve["xi"], color=style.BLUE, label="Hill's xi = 1/alpha, 95% if independent")
-        axis.plot(curve["k"], curve["gaussian_xi"], color=style.BLACK, linestyle="--", label="Gaussian")
+        k, curve = hills[name]["k"], hills[name]
+        axis.fill_between(k, curve["xi_low"], curve["xi_high"], color=style.BLUE, alpha=0.2, linewidth=0)
+        axis.plot(k, curve["xi"], color=style.BLUE, label="Hill's xi = 1/alpha, 95% if independent")
+        axis.plot(k, curve["gaussian_xi"], color=style.BLACK, linestyle="--", label="Gaussian")
         axis.set_xscale("log")
     highest = max(0.25, 1.15 * max((value for name in axes_of for value in hills[name]["xi"]), default=0.0))
     figure.axes[0].set_ylim(0, highest)
     for axis in figure.axes:
         axis.set_xlabel("k" if axis.get_subplotspec().is_last_row() else "", fontsize=8)
-    style.legend_below(figure, figure.axes[0], 2, fontsize=8)
+    style.legend_below(figure, 2)
     return figure
 
 
@@ -83,7 +81,7 @@ def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
         reach = max(4.5, 1.1 * measured.abs().max().item())
         axis.set_ylim(-reach, reach)
         axis.set_xlabel("Gaussian quantile", fontsize=7)
-    style.legend_below(figure, figure.axes[0], 3, fontsize=8)
+    style.legend_below(figure, 3)
     return figure
 
 

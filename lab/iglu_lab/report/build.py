@@ -93,36 +93,27 @@ def _listed(out: Path) -> set[Path]:
 
 def texts_of(report: Report, out: Path) -> dict[Path, str]:
     """The page, Markdown, LaTeX, a CSV file for each table and for the claims, and the summary alone."""
+    headers = ("claim", "kind", "scale", "verdict", "evidence", "rule")
+    lines = [
+        (claim.text, claim.kind, each.scale, each.verdict, each.evidence, claim.rule)
+        for claim in report.claims
+        for each in claim.judgements
+    ]
+    claims = Table.of("claims", "Claims of the paper", headers, lines)
     return {
         out / PAGE: render(report),
         out / "report.md": markdown(report, out),
         out / "summary.md": summary(report),
         out / "report.tex": latex(report),
-        **{
-            out / "tables" / f"{table.key}.csv": csv_text(table)
-            for table in (*report.tables, claims_table(report))
-        },
+        **{out / "tables" / f"{table.key}.csv": csv_text(table) for table in (*report.tables, claims)},
     }
 
 
-def claims_table(report: Report) -> Table:
-    headers = ("claim", "kind", "scale", "verdict", "evidence", "rule")
-    lines = [
-        (claim.text, claim.kind, judgement.scale, judgement.verdict, judgement.evidence, claim.rule)
-        for claim in report.claims
-        for judgement in claim.judgements
-    ]
-    return Table.of("claims", "Claims of the paper", headers, lines)
-
-
 def markdown(report: Report, out: Path) -> str:
-    figures = [
-        (figure, figure.paths[0].relative_to(out).as_posix() if figure.paths else "")
-        for figure in report.figures
-    ]
-    return _template("report.md", plain_markdown).render(
-        report=report, figures=figures, summary=Markup(summary(report))
-    )
+    paths = [each.paths[0].relative_to(out).as_posix() if each.paths else "" for each in report.figures]
+    figures = list(zip(report.figures, paths, strict=True))
+    template = _template("report.md", plain_markdown)
+    return template.render(report=report, figures=figures, summary=Markup(summary(report)))
 
 
 def summary(report: Report) -> str:

@@ -123,35 +123,29 @@ def _claim(
     bounds: Mapping[str, float] | None = None,
 ) -> Claim:
     """That one activation is better than another on each recipe, or with ``bounds`` by less than those."""
-    verdicts: list[Verdict] = []
-    parts, published = [], []
+    judged, published, spreads = [], [], _papers_spreads()
     for recipe in recipes:
         setting, metric, label = setting_of(recipe), _metric(recipe), _label(recipe)
         of, bound = found.samples.get(setting, {}), (bounds or {}).get(recipe.name)
-        verdict, words = compare(of, better, worse, metric, label, bound)
-        verdicts.append(verdict)
-        parts.append(words)
+        judged.append(compare(of, better, worse, metric, label, bound))
         gap = published_difference(setting, better, worse, metric)
         if gap is not None:
-            power = _papers_power(recipe, gap) if bounds is None else ""
+            power = ""
+            if bounds is None and recipe.name in spreads:
+                power = f"; needs {_seeds(seeds_needed(gap, spreads[recipe.name]))} at the authors' SD"
             published.append(f"{gap:+.2f} ({label}{power})")
     elsewhere = _elsewhere(found, recipes, better, worse)
     evidence = (
-        f"{'; '.join(parts)}."
+        f"{'; '.join(words for _, words in judged)}."
         + (f" Published, one run each: {', '.join(published)}." if published else "")
         + (f" Other runs, not counted: {elsewhere}." if elsewhere else "")
     )
     reduced = _reduced(found, text, is_bounded=bounds is not None)
-    return Claim(text, together(verdicts), evidence, rule, reduced)
-
-
-def _papers_power(recipe: Recipe, gap: float) -> str:
-    """How many seeds what was published needs, where the authors' own SD is known."""
-    spread = _papers_spreads().get(recipe.name)
-    return "" if spread is None else f"; needs {_seeds(seeds_needed(gap, spread))} at the authors' SD"
+    return Claim(text, together([verdict for verdict, _ in judged]), evidence, rule, reduced)
 
 
 def _papers_spreads() -> dict[str, float]:
+    """The authors' own SD of one run by recipe, where it is known."""
     return {name: float(spread) for name, spread in paper.paper()["noise"].items()}
 
 
@@ -161,12 +155,12 @@ def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str)
     kinds = tuple({recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes})
     counted = {setting_of(recipe) for recipe in recipes}
     counted |= {setting for each in found.planned for setting in each.samples}
-    parts = []
-    for setting, of in found.samples.items():
-        is_alike = setting.model.startswith(kinds) and (setting.ratio > 1 or recipes[0].ratio == 1)
-        if setting not in counted and is_alike and {one, other} <= of.keys():
-            parts.append(compare(of, one, other, _metric(setting), setting_label(setting))[1])
-    return "; ".join(parts)
+    return "; ".join(
+        compare(of, one, other, _metric(setting), setting_label(setting))[1]
+        for setting, of in found.samples.items()
+        if setting not in counted and setting.model.startswith(kinds)
+        and (setting.ratio > 1 or recipes[0].ratio == 1) and {one, other} <= of.keys()
+    )  # fmt: skip
 
 
 # -- at the reduced scale --------------------------------------------------------------------------
@@ -191,14 +185,13 @@ def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | Non
         verdicts.append(verdict)
         scales.append(_scale(planned, setting, of))
         parts.append(words + _power(_spread(of, plan.metric), seeds_of(of)))
-    waiting = _not_run(found, text)
-    if not verdicts and not waiting:
-        return None
-    if not verdicts:
-        scales, parts = [scale for scale, _ in waiting], [f"not run: {words}" for _, words in waiting]
-    else:
-        parts += [f"{scale}, not run: {words}" for scale, words in waiting]
-    return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.")
+    for scale, words in _not_run(found, text):
+        if verdicts:
+            parts.append(f"{scale}, not run: {words}")
+        else:
+            scales.append(scale)
+            parts.append(f"not run: {words}")
+    return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.") if parts else None
 
 
 def _scale(planned: PlannedGrid, setting: Recipe, of: Mapping[str, Sample]) -> str:
@@ -345,12 +338,8 @@ def _tails(found: Gathered) -> Claim:
         "Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies above "
         "the upper end of each transformer. At the reduced scale the intervals are over seeds."
     )
-    networks: dict[str, Estimate | None] = {}
-    for row in paper.table5():
-        if row.norm:
-            probe = papers_probe(row, found.probes)
-            networks[row.model] = None if probe is None else probe.excess
-    verdict, evidence = _heavier(networks)
+    probes = {row.model: papers_probe(row, found.probes) for row in paper.table5() if row.norm}
+    verdict, evidence = _heavier({model: probe and probe.excess for model, probe in probes.items()})
     own = [each for each in own_probes(found) if math.isfinite(each.excess.value)]
     words = "; ".join(f"{each.name} {each.excess.span()}" for each in own)
     others = f" Other networks, not counted: {words}." if own else ""
@@ -359,15 +348,12 @@ def _tails(found: Gathered) -> Claim:
 
 def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
     known = {model: excess for model, excess in networks.items() if excess is not None}
-    parts = [
-        f"{model}: not probed" if excess is None else f"{model}: {excess.span()}"
-        for model, excess in networks.items()
-    ]
-    is_resnet = [model for model in known if model.lower().startswith("resnet")]
+    parts = [f"{model}: {known[model].span() if model in known else 'not probed'}" for model in networks]
+    resnets = {model for model in known if model.lower().startswith("resnet")}
     gaps = [
         Estimate(one.value - other.value, one.low - other.high, one.high - other.low, one.size)
-        for one in (known[model] for model in is_resnet)
-        for other in (known[model] for model in known if model not in is_resnet)
+        for one in (known[model] for model in resnets)
+        for other in (known[model] for model in known.keys() - resnets)
     ]
     is_complete = len(known) == len(networks)
     return together([side(gap) for gap in gaps]) if is_complete else OPEN, f"{'; '.join(parts)}."
@@ -375,13 +361,13 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
 
 def _reduced_tails(found: Gathered) -> Judgement | None:
     """From the last lines of planned runs with normalisation: relu on images, gelu on text."""
-    networks: dict[str, Estimate | None] = {}
-    for planned in found.first_round:
-        for setting, of in planned.common.items():
-            sample = of.get(network_activation(setting))
-            excess = None if sample is None or not setting.norm else sample_tails(sample, "excess")
-            if excess is not None:
-                networks[_scale(planned, setting, of)] = excess
+    networks = {
+        _scale(planned, setting, of): excess
+        for planned in found.first_round
+        for setting, of in planned.common.items()
+        if setting.norm and (sample := of.get(network_activation(setting))) is not None
+        and (excess := sample_tails(sample, "excess")) is not None
+    }  # fmt: skip
     if not networks:
         return None
     kinds = {network.startswith("resnet") for network in networks}

@@ -18,7 +18,8 @@ from iglu_lab.recipes import Recipe
 from iglu_lab.report.content import ComparedTask, Difference
 from iglu_lab.report.gather import Gathered, PlannedGrid
 from iglu_lab.stats.comparison import REFERENCES, Sample, describe_setup, setting_of
-from iglu_lab.stats.statistics import estimate, holm, p_value
+from iglu_lab.stats.contrasts import MeanDifference
+from iglu_lab.stats.statistics import estimate, holm
 
 SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
@@ -86,8 +87,9 @@ def _compare(group: Sequence[SettingSamples], reference: str = "") -> dict[Recip
         for each in group
         for one in _differences(each, reference or each.reference, each.metric)
     }
-    p_values = {key: p_value(one.found) for key, one in found.items()}
-    adjusted = holm({key: value for key, value in p_values.items() if not math.isnan(value)})
+    adjusted = holm(
+        {key: MeanDifference.of(one.found).p_value for key, one in found.items() if one.found.has_interval}
+    )
     result: dict[Recipe, list[Difference]] = {each.setting: [] for each in group}
     for key, one in found.items():
         result[key[0]].append(replace(one, p_value=adjusted.get(key, math.nan)))

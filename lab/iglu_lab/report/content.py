@@ -100,6 +100,11 @@ class Difference:
             return "better"
         return "equivalent" if self.margin else "inconclusive"
 
+    @property
+    def within(self) -> str:
+        """Of an equivalent one its margin in words: "within 0.5 points"."""
+        return f"within {self.margin.text}" if self.category == "equivalent" and self.margin else ""
+
 
 def margins(metric: str, reference_mean: float) -> tuple[Margin, ...]:
     """The narrower one first; none for a loss, which has no unit that a reader knows.

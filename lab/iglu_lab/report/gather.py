@@ -168,9 +168,8 @@ def _seal(found: Gathered) -> None:
         recorded = _runs_of(grid, found.runs)
         if recorded and _is_sealed(grid, recorded):
             sealed |= {run.name: run for run in recorded}
-            why = (
-                "a pilot, in no comparison" if grid.plan and grid.plan.pilot else "sealed until its next look"
-            )
+            is_pilot = grid.plan is not None and grid.plan.pilot
+            why = "a pilot, in no comparison" if is_pilot else "sealed until its next look"
             found.sources.append(f"{grid.title}: {len(recorded)} of {len(grid.runs)} runs; {why}")
     found.sealed = list(sealed.values())
     found.runs = [run for run in found.runs if run.name not in sealed]
@@ -237,8 +236,7 @@ def _layer(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_curve(curve: Any) -> bool:
-    if not isinstance(curve, dict) or not all(isinstance(curve.get(name), list) for name in _CURVE):
+    columns: list[Any] = [curve.get(name) for name in _CURVE] if isinstance(curve, dict) else [None]
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) > 1 for column in columns):
         return False
-    columns = [curve[name] for name in _CURVE]
-    is_square = len(set(map(len, columns))) == 1 and len(columns[0]) > 1
-    return is_square and all(map(is_number, itertools.chain(*columns)))
+    return all(map(is_number, itertools.chain(*columns)))

@@ -13,7 +13,6 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -40,7 +39,7 @@ from iglu_lab.report.summary import (
 from iglu_lab.report.verdicts import Verdict
 from iglu_lab.stats.comparison import METRIC_LABELS, REFERENCES
 from iglu_lab.stats.contrasts import Category
-from iglu_lab.stats.tabulate import NONE, NOT_RUN, Table
+from iglu_lab.stats.tabulate import NONE, NOT_RUN, Table, finite
 
 # A sign next to the word: colour is never the only carrier of meaning.
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
@@ -114,25 +113,25 @@ def html_environment(*loaders: jinja2.BaseLoader) -> jinja2.Environment:
 # -- tables ----------------------------------------------------------------------------------------
 
 
+_REDUCED = ": reduced"
+
+
 def _by_measured(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
     """Tables with a number of ours, without the columns and lines that have none; and the complete others."""
     measured: list[Table] = []
     rest: list[Table] = []
     for table in tables:
-        own = [place for place, header in enumerate(table.headers) if _is_own(*header)]
-        places = [place for place in own if any(row[place].number is not None for row in table.rows)]
-        if own:
-            (measured if places else rest).append(_measured_part(table, places) if places else table)
+        own = [
+            place
+            for place, (group, name) in enumerate(table.headers)
+            if "ours" in name or group.endswith(_REDUCED)
+        ]
+        places = [place for place in own if table.numeric[place]]
+        if places:
+            measured.append(_measured_part(table, places))
         else:
-            (rest if table.key == "errata" else measured).append(table)
+            (rest if own or table.key == "errata" else measured).append(table)
     return measured, rest
-
-
-def _is_own(group: str, name: str) -> bool:
-    return "ours" in name or group.endswith(_REDUCED)
-
-
-_REDUCED = ": reduced"
 
 
 def _measured_part(table: Table, places: Sequence[int]) -> Table:
@@ -142,7 +141,7 @@ def _measured_part(table: Table, places: Sequence[int]) -> Table:
     shown = [
         place
         for place, heading in enumerate(headings)
-        if not heading or (heading in run and any(row[place].number is not None for row in table.rows))
+        if not heading or (heading in run and table.numeric[place])
     ]
     unsaid = (NONE.text, NOT_RUN.text)
     rows = [row for row in table.rows if any(row[place].text not in unsaid for place in places)]
@@ -231,17 +230,6 @@ def _json(value: Any) -> str:
     """JSON that may stand inside a script element: ASCII, and nothing that HTML could take for a tag."""
     text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no inf; a chart leaves a gap at null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 def _readable(value: Any) -> str:

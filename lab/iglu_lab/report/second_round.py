@@ -22,12 +22,14 @@ from iglu_lab.stats.contrasts import (
     judge,
     paired,
 )
-from iglu_lab.stats.statistics import estimate
-from iglu_lab.stats.tabulate import Cell, Table, estimated, numbered
+from iglu_lab.stats.statistics import estimate, t_quantile
+from iglu_lab.stats.tabulate import Table, estimated, numbered
 from iglu_lab.sweep.grid import Contrast
 
 DEFAULT_MARGIN = 0.5  # points, where a plan names none
 FIXED_RATE = 1e-3  # of the grid learning-rate, at which every activation is judged as well
+
+Families = Mapping[str, Sequence[ComparisonResult]]
 
 
 def second_round_tables(found: Gathered) -> list[Table]:
@@ -113,15 +115,11 @@ def _judged(planned: PlannedGrid, found: Gathered) -> Iterator[Table]:
         return
     families = judged_contrasts(planned)
     contrasts = {each.text: each for each in (*planned.plan.primary, *planned.plan.secondary)}
-    rows = [
-        (each.text, family, *_result_cells(each, planned), _outcome(each, contrasts[each.text], planned))
-        for family, results in families.items()
-        for each in results
-    ]
     conclude = _CONCLUSIONS.get(title)
-    notes = [*(conclude(planned, families) if conclude else []), _diverged_note(planned), _NOTE]
-    headers = ("comparison", "family", "difference", "p, Holm-adjusted", "outcome")
-    yield Table.of(f"round2-{title}", f"Outcomes of the grid {title}", headers, rows, filter(None, notes))
+    notes = [*(conclude(planned, families) if conclude else []), *_diverged_note(planned), _NOTE]
+    yield _outcomes_table(
+        planned, families, notes, lambda each: _outcome(each, contrasts[each.text], planned)
+    )
     if next(iter(planned.samples)).kind == "continual":
         yield _plasticity_table(planned)
     if planned.plan.model == "blocks":
@@ -134,9 +132,21 @@ _NOTE = (
 )
 
 
-def _result_cells(each: ComparisonResult, planned: PlannedGrid) -> tuple[Cell, Cell]:
-    digits = digits_of(planned.plan.metric)
-    return estimated(each.difference.estimate, digits, "+"), numbered(each.p_value, 3)
+def _outcomes_table(
+    planned: PlannedGrid,
+    families: Families,
+    notes: Sequence[str],
+    outcome: Callable[[ComparisonResult], str],
+) -> Table:
+    digits, title = digits_of(planned.plan.metric), planned.grid.title
+    rows = [
+        (each.text, family, estimated(each.difference.estimate, digits, "+"), numbered(each.p_value, 3),
+         outcome(each))
+        for family, results in families.items()
+        for each in results
+    ]  # fmt: skip
+    headers = ("comparison", "family", "difference", "p, Holm-adjusted", "outcome")
+    return Table.of(f"round2-{title}", f"Outcomes of the grid {title}", headers, rows, notes)
 
 
 def _outcome(each: ComparisonResult, contrast: Contrast, planned: PlannedGrid) -> str:
@@ -146,19 +156,15 @@ def _outcome(each: ComparisonResult, contrast: Contrast, planned: PlannedGrid) -
         for (name, _), sample in samples_of(planned).items()
         if name in (contrast.plus if each.gain > 0 else contrast.minus)
     )
-    if lost and each.category in ("better", "worse", "equivalent"):
+    if lost and each.category != "inconclusive":
         return f"inconclusive; {counted(lost, 'run')} of the better side diverged"
     return each.describe("points" if "acc" in planned.plan.metric else "units")
 
 
-def _diverged_note(planned: PlannedGrid) -> str:
-    lost = {
-        name: len(sample.diverged) for (name, _), sample in samples_of(planned).items() if sample.diverged
-    }
-    return f"Diverged: {', '.join(f'{count} of {name}' for name, count in lost.items())}." if lost else ""
-
-
-Families = Mapping[str, Sequence[ComparisonResult]]
+def _diverged_note(planned: PlannedGrid) -> list[str]:
+    known = samples_of(planned).items()
+    lost = [f"{len(sample.diverged)} of {name}" for (name, _), sample in known if sample.diverged]
+    return [f"Diverged: {', '.join(lost)}."] if lost else []
 
 
 def _tail_conclusion(planned: PlannedGrid, families: Families) -> list[str]:
@@ -167,18 +173,21 @@ def _tail_conclusion(planned: PlannedGrid, families: Families) -> list[str]:
     closest = next((each for each in families["secondary"] if "closest output" in each.text), None)
     if primary is None or closest is None:
         return []
-    if primary.category not in ("better", "worse"):
+    if not primary.is_significant:
         return ["The tail is neither credited nor blamed: the primary comparison is not significant."]
     if primary.gain * closest.gain <= 0:
         return ["The tail is neither credited nor blamed: the two comparisons at sigma = 1 differ in sign."]
     return [f"The heavy tail is {'credited' if primary.gain > 0 else 'blamed'}: it {primary.describe()}."]
 
 
+_PAPERS_METRIC = "test_acc_batch_balanced"
+
+
 def _paper_conclusion(planned: PlannedGrid, families: Families) -> list[str]:
     """Rule 15: the primary difference in the paper's own metric against the published one."""
-    metric, (contrast, *_) = "test_acc_batch_balanced", planned.plan.primary
-    published = published_accuracies(next(iter(planned.samples)))
-    differences = _differences(planned, _values(planned, metric), [contrast])
+    contrast, setting = planned.plan.primary[0], next(iter(planned.samples))
+    published = published_accuracies(setting)
+    differences = _differences(planned, _values(planned, _PAPERS_METRIC), [contrast])
     if not differences or not {*contrast.plus, *contrast.minus} <= published.keys():
         return []
     one, other = (
@@ -189,45 +198,35 @@ def _paper_conclusion(planned: PlannedGrid, families: Families) -> list[str]:
         f"In the paper's own metric the primary difference is {found.text(2, '+')} points; published, from "
         f"one run each: {one - other:+.2f}."
     )
-    ratio = next(iter(planned.samples)).ratio
     return [
         text + (" It is smaller than published." if found.high < one - other else ""),
-        f"Only the ratio {ratio:g}:1 was run; the paper's claim is about every ratio.",
+        f"Only the ratio {setting.ratio:g}:1 was run; the paper's claim is about every ratio.",
     ]
 
 
 def published_accuracies(setting: Recipe) -> dict[str, float]:
     """By activation, in the column of Table 4 with the ratio of the setting."""
     table = paper.run_table(4)
-    place = next(
-        (
-            place
-            for place, column in enumerate(table.columns)
-            if column.metric == "test_acc" and column.recipe.ratio == setting.ratio
-        ),
-        None,
-    )
-    if place is None:
+    columns = [(column.metric, column.recipe.ratio) for column in table.columns]
+    if ("test_acc", setting.ratio) not in columns:
         return {}
+    place = columns.index(("test_acc", setting.ratio))
     return {name: number.right for name, row in table.rows.items() if (number := row[place]) is not None}
 
 
 def prediction_interval(values: Sequence[float]) -> tuple[float, float]:
     """That one new run lies in with 95% probability: mean +- t s sqrt(1 + 1/n)."""
-    from scipy.stats import t
-
-    mean, size = statistics.fmean(values), len(values)
-    half = float(t.ppf(0.975, size - 1)) * statistics.stdev(values) * math.sqrt(1 + 1 / size)
-    return mean - half, mean + half
+    found = estimate(values)
+    half = t_quantile(0.975, found.size - 1) * found.sd * math.sqrt(1 + 1 / found.size)
+    return found.value - half, found.value + half
 
 
 def _published_table(planned: PlannedGrid) -> Iterator[Table]:
     """Each run, mean and interval in both metrics, and whether the published value is like one more run."""
-    metric = "test_acc_batch_balanced"
     published = published_accuracies(next(iter(planned.samples)))
     rows = []
     for (name, _), sample in samples_of(planned).items():
-        values, plain = sample.values(metric), sample.values("test_acc")
+        values, plain = sample.values(_PAPERS_METRIC), sample.values("test_acc")
         if len(values) < 2:
             continue
         low, high = prediction_interval(list(values.values()))
@@ -263,11 +262,7 @@ _CONTINUAL = ("final_acc", "acc_gap", "dead_units", "recovery_acc")
 
 def _plasticity_table(planned: PlannedGrid) -> Table:
     rows = [
-        (
-            spec_of(name).label,
-            f"{rate:g}",
-            *(estimated(sample.estimate(metric), 2) for metric in _CONTINUAL),
-        )
+        (spec_of(name).label, f"{rate:g}", *(estimated(sample.estimate(each), 2) for each in _CONTINUAL))
         for (name, rate), sample in samples_of(planned).items()
     ]
     headers = ("activation", "learning rate", *(METRIC_LABELS[metric] for metric in _CONTINUAL))
@@ -318,34 +313,22 @@ def judged_rates(planned: PlannedGrid) -> dict[str, list[ComparisonResult]]:
 
 def _rates_table(planned: PlannedGrid, found: Gathered) -> Table:
     families = judged_rates(planned)
-    rows = [
-        (each.text, family, *_result_cells(each, planned), each.describe())
-        for family, results in families.items()
-        for each in results
-    ]
-    by_text = {each.text: each for each in families["pairs"]}
-    flipped = [
-        text
-        for text, *_ in (*planned.plan.primary, *planned.plan.secondary)
-        for both in [[each for name, each in by_text.items() if name.startswith(f"{text}, at ")]]
-        if len(both) == 2
-        and all(each.category in ("better", "worse") for each in both)
-        and both[0].gain * both[1].gain < 0
-    ]
-    moved = [each.text for each in families["interactions"] if each.category in ("better", "worse")]
-    reasons = "; ".join([*(f"{text} has opposite signs" for text in flipped), *moved])
+    reasons = []
+    for text, *_ in (*planned.plan.primary, *planned.plan.secondary):
+        both = [each for each in families["pairs"] if each.text.startswith(f"{text}, at ")]
+        is_told = len(both) == 2 and all(each.is_significant for each in both)
+        if is_told and both[0].gain * both[1].gain < 0:
+            reasons.append(f"{text} has opposite signs")
+    reasons += [each.text for each in families["interactions"] if each.is_significant]
+    changes = f"changes: {'; '.join(reasons)}" if reasons else "does not change with the learning rate"
     notes = (
-        f"The ranking changes: {reasons}."
-        if reasons
-        else "The ranking does not change with the learning rate.",
+        f"The ranking {changes}.",
         "The rates were chosen on the test accuracy of other seeds.",
         *_rate_losses(planned, found),
         "p-values are Holm-adjusted over all pairs, and separately over the interactions: the difference of "
         f"a pair at its chosen rates minus that at {FIXED_RATE:g}.",
     )
-    headers = ("comparison", "family", "difference", "p, Holm-adjusted", "outcome")
-    title = f"Outcomes of the grid {planned.grid.title}"
-    return Table.of(f"round2-{planned.grid.title}", title, headers, rows, notes)
+    return _outcomes_table(planned, families, notes, ComparisonResult.describe)
 
 
 def _rate_losses(planned: PlannedGrid, found: Gathered) -> Iterator[str]:

@@ -14,7 +14,7 @@ from iglu_lab.report.content import LEVEL, ComparedTask, Difference
 from iglu_lab.report.gather import Gathered
 from iglu_lab.stats.comparison import METRIC_LABELS, REFERENCES, activation_order, digits_of
 from iglu_lab.stats.contrasts import Category
-from iglu_lab.stats.tabulate import NONE, Cell, Table, estimated
+from iglu_lab.stats.tabulate import Cell, Table, estimated
 
 CATEGORIES: tuple[Category, ...] = ("better", "equivalent", "inconclusive", "worse")
 RULE = (
@@ -44,7 +44,7 @@ def categories(tasks: Sequence[ComparedTask], activation: str, reference: str) -
     for task in tasks:
         for one in task.differences_to(reference):
             if one.activation == activation:
-                is_narrow = one.category == "equivalent" and one.margin and one.margin.size == 0.5
+                is_narrow = one.within == "within 0.5 points"
                 found["equivalent within 0.5 points" if is_narrow else one.category] += 1
     return found
 
@@ -124,8 +124,8 @@ def describe_difference(one: Difference) -> str:
     remarks = [f"{one.diverged} diverged"] if one.diverged else []
     if not one.found.has_interval:
         remarks.append("one seed")
-    if one.category == "equivalent" and one.margin:
-        remarks.append(f"within {one.margin.text}")
+    if one.within:
+        remarks.append(one.within)
     return one.found.text(digits_of(one.metric), "+") + (f" ({', '.join(remarks)})" if remarks else "")
 
 
@@ -161,21 +161,9 @@ def loss_table(tasks: Sequence[ComparedTask]) -> list[Table]:
             loss = losses.get(one.activation)
             if is_ours(one.activation) and loss is not None:
                 cells = (estimated(each.found, digits_of(each.metric), "+") for each in (one, loss))
-                signs = {
-                    one.gain.excludes(0) and one.gain.value > 0,
-                    loss.gain.excludes(0) and loss.gain.value > 0,
-                }
-                is_split = one.gain.excludes(0) and loss.gain.excludes(0) and len(signs) == 2
-                reference = zoo.ZOO[one.reference].label
-                rows.append(
-                    (
-                        task.title,
-                        spec_of(one.activation).label,
-                        reference,
-                        *cells,
-                        "yes" if is_split else "",
-                    )
-                )
+                is_split = one.gain.low > 0 > loss.gain.high or one.gain.high < 0 < loss.gain.low
+                labels = (spec_of(one.activation).label, zoo.ZOO[one.reference].label)
+                rows.append((task.title, *labels, *cells, "yes" if is_split else ""))
     headers = ("task", "activation", "compared with", "accuracy, points", "test loss", "opposite")
     note = (
         "Differences of the last epoch, paired by seed, with 95% intervals that are not adjusted. Opposite: "
@@ -204,18 +192,19 @@ def cost_table(tasks: Sequence[ComparedTask], sessions: Iterable[Session]) -> li
     names = {one.activation for task in chosen for one in task.differences_to("relu")}
     rows = []
     for name in sorted(names, key=activation_order):
-        times = [steps.get((model, spec_of(name).name)) for model in models]
+        spec = spec_of(name)
+        times = [None if spec.learnable else steps.get((model, spec.name)) for model in models]
         timed = [
-            NONE if time is None or spec_of(name).learnable
+            None if time is None
             else Cell(f"{time['median']:.2f} [{time['low']:.2f}, {time['high']:.2f}]", time["median"])
             for time in times
         ]  # fmt: skip
-        gains = [
-            next((one for one in task.differences_to("relu") if one.activation == name), None)
-            for task in chosen
+        gains = ({one.activation: one.found for one in task.differences_to("relu")} for task in chosen)
+        cells = [
+            estimated(found.get(name), digits_of(task.metric), "+")
+            for task, found in zip(chosen, gains, strict=True)
         ]
-        cells = [NONE if one is None else estimated(one.found, digits_of(one.metric), "+") for one in gains]
-        rows.append((spec_of(name).label, *timed, *cells))
+        rows.append((spec.label, *timed, *cells))
     headers: list[str | tuple[str, str]] = ["activation"]
     headers += [("time of a training step / ReLU's", model) for model in models]
     headers += [(f"{METRIC_LABELS[task.metric]} minus ReLU's", task.title) for task in chosen]

@@ -213,33 +213,27 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
 
 def _grid_table(task: ComparedTask, key: str) -> Table:
     """Every activation of a task of a planned grid, with its category."""
-    metrics = [task.metric, "test_loss"]
-    differences = {(one.activation, one.metric): one for one in (*task.differences, *task.losses)}
+    differences = {one.activation: one for one in task.differences}
+    losses = {one.activation: one.found for one in task.losses}
     rows = []
     for name, sample in task.samples.items():
-        one = differences.get((name, task.metric))
+        one = differences.get(name)
         p_value = None if one is None or math.isnan(one.p_value) else one.p_value
-        cells = []
-        for metric in metrics:
-            other = differences.get((name, metric))
-            cells += [
-                _ours_cell(sample, metric),
-                estimated(other.found if other else None, digits_of(metric), "+"),
-            ]
-        within = f" within {one.margin.text}" if one and one.category == "equivalent" and one.margin else ""
-        category = f"{one.category}{within}" if one else ""
-        rows.append((spec_of(name).label, *cells[:2], numbered(p_value, 3), category, *cells[2:]))
+        rows.append(
+            (
+                spec_of(name).label, _ours_cell(sample, task.metric),
+                estimated(one.found if one else None, digits_of(task.metric), "+"), numbered(p_value, 3),
+                f"{one.category} {one.within}".strip() if one else "",
+                _ours_cell(sample, "test_loss"), estimated(losses.get(name), digits_of("test_loss"), "+"),
+            )
+        )  # fmt: skip
     label = f"- {spec_of(task.reference).label}"
-    headers = [
-        "activation",
-        METRIC_LABELS.get(task.metric, task.metric),
-        label,
-        "p, Holm-adjusted",
-        "category",
-    ]
+    headers = (
+        "activation", METRIC_LABELS.get(task.metric, task.metric), label, "p, Holm-adjusted", "category",
+        METRIC_LABELS["test_loss"], label,
+    )  # fmt: skip
     note = f"{seeds_of(task.samples)} of {task.planned_seeds} planned seeds. {RULE}"
-    loss_headers = [METRIC_LABELS["test_loss"], label]
-    return Table.of(key, f"Grid {task.grid}: {task.title}", [*headers, *loss_headers], rows, [note])
+    return Table.of(key, f"Grid {task.grid}: {task.title}", headers, rows, [note])
 
 
 # -- Table 5 ---------------------------------------------------------------------------------------

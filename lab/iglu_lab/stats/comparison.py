@@ -8,7 +8,6 @@ incomplete runs are reported.  Of duplicates, the one with the most epochs count
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from iglu import zoo
 from iglu_lab.recipes import EXECUTION, Recipe, spec_of
 from iglu_lab.runs.folder import Run
 from iglu_lab.stats.statistics import Estimate, estimate, paired_difference
-from iglu_lab.stats.tabulate import Mark, Table, estimated, ranked_marks
+from iglu_lab.stats.tabulate import Mark, Table, estimated, finite, ranked_marks
 
 REFERENCES = ("relu", "gelu")  # the baselines
 
@@ -285,17 +284,14 @@ def _summary_table(setting: str, metric: str, rows: Sequence[Summary], reference
 
 def summary_row(row: Summary) -> dict[str, Any]:
     """As JSON; infinite bounds (one seed) become null."""
-    return {
+    found = {
         "setting": row.setting,
         "activation": row.activation,
         "metric": row.metric,
         "seeds": len(row.sample.runs),
         "diverged": len(row.sample.diverged),
         "unfinished": len(row.sample.unfinished),
-        "mean": None if row.mean is None else _bounded(row.mean),
-        "differences": {name: _bounded(difference) for name, difference in row.differences.items()},
+        "mean": None if row.mean is None else row.mean._asdict(),
+        "differences": {name: difference._asdict() for name, difference in row.differences.items()},
     }
-
-
-def _bounded(found: Estimate) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in found._asdict().items()}
+    return {name: finite(value) for name, value in found.items()}

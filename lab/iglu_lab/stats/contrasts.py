@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from iglu_lab.stats.statistics import Estimate, holm, seeds_needed, t_test
+from iglu_lab.stats.statistics import Estimate, holm, seeds_needed, t_quantile
 
 Values = Mapping[str, Mapping[int, float]]  # by activation, then by seed
 Category = Literal["better", "worse", "equivalent", "inconclusive"]
@@ -36,15 +36,17 @@ class MeanDifference(NamedTuple):
         >>> round(low, 2), round(high, 2)
         (-0.13, 2.13)
         """
-        from scipy.stats import t
-
-        half = float(t.ppf((1 + level) / 2, self.freedom)) * self.error
+        half = t_quantile((1 + level) / 2, self.freedom) * self.error
         return self.value - half, self.value + half
 
     @property
     def p_value(self) -> float:
         """The two-sided p-value of the t-test for a difference of 0."""
-        return t_test(self.value, self.error, self.freedom)
+        from scipy.stats import t
+
+        if self.error == 0:
+            return float(self.value == 0)
+        return float(2 * t.sf(abs(self.value) / self.error, self.freedom))
 
     @property
     def estimate(self) -> Estimate:
@@ -73,12 +75,9 @@ def paired(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDif
     >>> paired({"a": {0: 5.0, 1: 7.0}, "b": {0: 4.0, 1: 5.0}}, ["a"], ["b"])
     MeanDifference(value=1.5, error=0.5, freedom=1, seeds=2)
     """
-    seeds = common_seeds({name: values[name] for name in (*plus, *minus)})
-    if len(seeds) < 2:
-        raise ValueError(f"a comparison needs at least two seeds in common, got {len(seeds)}")
-    pairs = [_contrast(values, plus, minus, seed) for seed in seeds]
-    error = statistics.stdev(pairs) / math.sqrt(len(seeds))
-    return MeanDifference(statistics.fmean(pairs), error, len(seeds) - 1, len(seeds))
+    pairs = _contrasts({name: values[name] for name in (*plus, *minus)}, plus, minus).values()
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return MeanDifference(statistics.fmean(pairs), error, len(pairs) - 1, len(pairs))
 
 
 def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDifference:
@@ -87,9 +86,7 @@ def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDi
     With a activations and n seeds the residual variance s^2 is pooled over all of them and has (a-1)(n-1)
     degrees of freedom; a contrast with weights c has the standard error s sqrt(sum c^2 / n).
     """
-    seeds = common_seeds(values)
-    if len(seeds) < 2:
-        raise ValueError(f"a comparison needs at least two seeds in common, got {len(seeds)}")
+    seeds = _contrasts(values, plus, minus)
     activation_means = {name: statistics.fmean(of[seed] for seed in seeds) for name, of in values.items()}
     seed_means = {seed: statistics.fmean(of[seed] for of in values.values()) for seed in seeds}
     mean = statistics.fmean(seed_means.values())
@@ -100,13 +97,20 @@ def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDi
         for seed in seeds
     )
     weights = 1 / len(plus) + 1 / len(minus)  # the sum of c^2
-    value = statistics.fmean(_contrast(values, plus, minus, seed) for seed in seeds)
-    return MeanDifference(value, math.sqrt(squares / freedom * weights / len(seeds)), freedom, len(seeds))
+    error = math.sqrt(squares / freedom * weights / len(seeds))
+    return MeanDifference(statistics.fmean(seeds.values()), error, freedom, len(seeds))
 
 
-def _contrast(values: Values, plus: Sequence[str], minus: Sequence[str], seed: int) -> float:
-    one, other = (statistics.fmean(values[name][seed] for name in side) for side in (plus, minus))
-    return one - other
+def _contrasts(values: Values, plus: Sequence[str], minus: Sequence[str]) -> dict[int, float]:
+    """By seed, of those that all of ``values`` have."""
+    seeds = common_seeds(values)
+    if len(seeds) < 2:
+        raise ValueError(f"a comparison needs at least two seeds in common, got {len(seeds)}")
+    one, other = (
+        {seed: statistics.fmean(values[name][seed] for name in side) for seed in seeds}
+        for side in (plus, minus)
+    )
+    return {seed: one[seed] - other[seed] for seed in seeds}
 
 
 _MARGIN_WORDS = {(0.5, "points"): "half a point", (1.0, "points"): "one point"}
@@ -122,6 +126,10 @@ class ComparisonResult(NamedTuple):
     gain: float  # the difference, signed so that above 0 is better
     margin: float
 
+    @property
+    def is_significant(self) -> bool:
+        return self.category in ("better", "worse")
+
     def describe(self, unit: str = "points", digits: int = 2) -> str:
         """Significance first, then the size.
 
@@ -130,7 +138,7 @@ class ComparisonResult(NamedTuple):
         'helped by 0.30 points and lies within half a point'
         """
         within = _MARGIN_WORDS.get((self.margin, unit), f"{self.margin:g} {unit}")
-        if self.category in ("better", "worse"):
+        if self.is_significant:
             verb = "helped by" if self.category == "better" else "cost"
             size = f"{verb} {abs(self.gain):.{digits}f} {unit}"
             return f"{size} and lies within {within}" if self.difference.is_within(self.margin) else size

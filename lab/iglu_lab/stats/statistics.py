@@ -69,16 +69,16 @@ def estimate(values: Iterable[float]) -> Estimate:
     if count < 2:
         return Estimate(mean, -math.inf, math.inf, count)
     sd = statistics.stdev(sample, mean)
-    half = _t_quantile(count - 1) * sd / math.sqrt(count)
+    half = t_quantile(0.975, count - 1) * sd / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, count, sd)
 
 
 @functools.cache
-def _t_quantile(freedom: int) -> float:
-    """The 97.5% quantile, cached since scipy is slow."""
+def t_quantile(probability: float, freedom: int) -> float:
+    """Cached since scipy is slow."""
     from scipy.stats import t
 
-    return float(t.ppf(0.975, freedom))
+    return float(t.ppf(probability, freedom))
 
 
 def median(values: Sequence[float]) -> Estimate:
@@ -108,20 +108,6 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     return estimate(common) if common else None
 
 
-def p_value(found: Estimate) -> float:
-    """The two-sided p-value of the t-test for a mean of 0; NaN without an interval."""
-    if not found.has_interval:
-        return math.nan
-    return t_test(found.value, found.sd / math.sqrt(found.size), found.size - 1)
-
-
-def t_test(value: float, error: float, freedom: int) -> float:
-    """The two-sided p-value of a value with this standard error and degrees of freedom."""
-    from scipy.stats import t
-
-    return float(value == 0) if error == 0 else float(2 * t.sf(abs(value) / error, freedom))
-
-
 def minimum_detectable_difference(seeds: int, sd: float, level: float = 0.05) -> float:
     """The difference detected with 80% power at this level, if runs have the standard deviation ``sd`` and
     pairing by seed gains nothing.
@@ -136,9 +122,9 @@ def minimum_detectable_difference(seeds: int, sd: float, level: float = 0.05) ->
 def _detectable_shift(freedom: int, level: float) -> float:
     """The noncentrality at which the t-test has 80% power: the difference in standard errors."""
     from scipy.optimize import brentq
-    from scipy.stats import nct, t
+    from scipy.stats import nct
 
-    bound = float(t.ppf(1 - level / 2, freedom))
+    bound = t_quantile(1 - level / 2, freedom)
     return float(brentq(lambda shift: nct.sf(bound, freedom, shift) - 0.8, 0.0, 20 * bound))
 
 

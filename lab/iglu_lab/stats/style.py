@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from iglu_lab.recipes import spec_of
 
@@ -28,6 +28,8 @@ MARKERS = {
 _SHADES = (0.01, 100.0)  # the sigmas of the lightest and the darkest shade
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _DASHED_AT = (1.0, 0.5, 5.0, 0.1, 10.0, 0.0)  # the sigmas of the paper, in the order of _DASHES
+
+Item = TypeVar("Item")
 
 _STYLE = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -86,12 +88,18 @@ def axes(lines: int, columns: int, width: float, height: float, **options: Any) 
     return figure, grid
 
 
+def evenly_spaced(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """At most ``most`` of them, the first and the last among these."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
 def panels(
     names: Sequence[str], most: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
     """A figure and one panel per name, for at most ``most`` evenly spaced names."""
-    if len(names) > most:
-        names = [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]
+    names = evenly_spaced(names, most)
     columns = min(columns, len(names))
     lines = -(-len(names) // columns)
     figure, grid = axes(lines, columns, width * columns, 0.6 + height * lines, **options)
@@ -103,10 +111,12 @@ def panels(
     return figure, dict(zip(names, grid.flat, strict=False))
 
 
-def legend_below(figure: Any, axis: Any, columns: int, **options: Any) -> None:
-    """One legend below the figure, from the artists of ``axis``."""
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **options)
+def legend_below(figure: Any, columns: int) -> None:
+    """One legend below the figure, each label of its axes once."""
+    found = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in figure.axes)
+    handles = {label: handle for pairs in found for handle, label in pairs}
+    if handles:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def names_down(figure: Any, names: Sequence[str]) -> None:

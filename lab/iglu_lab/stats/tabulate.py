@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -172,11 +172,9 @@ def terminal(table: Table) -> Group:
 
 def _panel(panel: Table, remarks: dict[str, str]) -> RichTable:
     shown = RichTable(box=None, header_style="dim", pad_edge=False, collapse_padding=True)
-    before = None
+    before, is_grouped = None, any(group for group, _ in panel.headers)
     for (group, name), is_numeric in zip(panel.headers, panel.numeric, strict=True):
-        head = (
-            f"{group if group != before else ''}\n{name}" if any(each for each, _ in panel.headers) else name
-        )
+        head = f"{group if group != before else ''}\n{name}" if is_grouped else name
         shown.add_column(Text(head), justify="right" if is_numeric else "left", no_wrap=is_numeric)
         before = group
     tones: Iterable[Tone] = panel.tones or itertools.repeat("")
@@ -238,27 +236,32 @@ def markdown(table: Table) -> str:
 
 def csv_text(table: Table) -> str:
     """One column each for the text, number and note of the cells, so that nothing has to be parsed."""
-    headers: list[str] = []
-    columns: list[list[str]] = []
+    columns: list[list[object]] = []
     for place, (group, name) in enumerate(table.headers):
         cells = [row[place] for row in table.rows]
         title = f"{group}: {name}" if group else name
-        headers.append(title)
-        columns.append([cell.text + (f" ({cell.mark})" if cell.mark else "") for cell in cells])
-        if any(cell.number is not None for cell in cells):
-            headers.append(f"{title} (number)")
-            columns.append(["" if cell.number is None else repr(cell.number) for cell in cells])
+        columns.append([title, *(cell.text + (f" ({cell.mark})" if cell.mark else "") for cell in cells)])
+        if table.numeric[place]:
+            columns.append([f"{title} (number)", *(cell.number for cell in cells)])
         if any(cell.note for cell in cells):
-            headers.append(f"{title} (remark)")
-            columns.append([cell.note for cell in cells])
-    return csv_lines([headers, *zip(*columns, strict=True)])
+            columns.append([f"{title} (remark)", *(cell.note for cell in cells)])
+    return csv_lines(zip(*columns, strict=True))
+
+
+def finite(value: Any) -> Any:
+    """For JSON, which has no NaN and no infinity: null; a chart leaves a gap there."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def csv_lines(lines: Iterable[Iterable[object]]) -> str:
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(
-        [_escape_formula(cell) for cell in line] for line in lines
-    )
+    csv.writer(file, lineterminator="\n").writerows(map(_escape_formula, line) for line in lines)
     return file.getvalue()
 
 

@@ -3,6 +3,12 @@
 /* What the charts share: colours that follow the theme, line styles, chips to choose by, drawing, the numbers
    behind each as a file, and the whole screen for it. */
 
+function create(tag, properties, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
 const TEXT = 13; // pixels
 const COLOURS = 7; // --line-0 to --line-6 of the style sheet
 const DASHES = [
@@ -18,7 +24,7 @@ function lineStyle(index, variant = 0) {
 
 /** A colour of the style sheet as the current theme resolves it, for Plotly reads no variables. */
 function colour(variable, alpha = 1) {
-  const sample = document.createElement("span");
+  const sample = create("span");
   sample.style.color = `var(${variable})`;
   document.body.append(sample);
   const [red, green, blue] = getComputedStyle(sample).color.match(/[\d.]+/g);
@@ -35,9 +41,7 @@ function plain(text) {
 const plotly = (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (sign) => sign.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const script = document.createElement("script");
-  script.textContent = await new Response(stream).text();
-  document.head.append(script);
+  document.head.append(create("script", { textContent: await new Response(stream).text() }));
   return Plotly;
 })();
 
@@ -97,21 +101,25 @@ function bandOf(x, low, high, fillcolor) {
   };
 }
 
-/** So faint that many bands over each other do not bury the lines. */
-function bandColour(variable, count) {
-  return colour(variable, Math.max(0.03, 0.2 / (count + 1)));
-}
-
-function redrawAll() {
-  for (const [element, make] of charts) draw(element, make);
+/** Means over epochs, and below them the bands of those with several seeds, so faint that many over each other
+    do not bury the lines; `look(curve, i)` is {name, mode, width, style} of a line. */
+function epochTraces(curves, look) {
+  const looks = curves.map(look);
+  const alpha = Math.max(0.03, 0.2 / (curves.length + 1));
+  const bands = curves.flatMap(({ epochs, low, high, seeds }, i) =>
+    seeds > 1 ? [bandOf(epochs, low, high, colour(looks[i].style.variable, alpha))] : [],
+  );
+  const lines = curves.map(({ epochs, mean, low, high }, i) => {
+    const { name, mode, width, style: { variable, dash } } = looks[i];
+    const line = { color: colour(variable), dash, width };
+    return { x: epochs, y: mean, low, high, name: plain(name), mode, hovertemplate: "%{y:.4~g}", line };
+  });
+  return bands.concat(lines);
 }
 
 /** A tick box with a sample of its line; calls `changed(isChecked)`. */
 function chip({ label, style: { variable, swatch }, isChecked }, changed) {
-  const element = document.createElement("label");
-  const input = document.createElement("input");
-  input.type = "checkbox";
-  input.checked = isChecked;
+  const input = create("input", { type: "checkbox", checked: isChecked });
   input.addEventListener("change", () => changed(input.checked));
   const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   picture.setAttribute("viewBox", "0 0 24 8");
@@ -122,10 +130,7 @@ function chip({ label, style: { variable, swatch }, isChecked }, changed) {
   }
   line.style.stroke = `var(${variable})`;
   picture.append(line);
-  const text = document.createElement("span");
-  text.textContent = label;
-  element.append(input, picture, text);
-  return element;
+  return create("label", {}, input, picture, create("span", { textContent: label }));
 }
 
 /* -- the numbers behind a figure, and the whole screen for it --------------------------------------- */
@@ -141,11 +146,9 @@ function csvText(rows) {
 }
 
 function download(name, rows) {
-  const link = document.createElement("a");
-  link.download = `${name.replace(/[^A-Za-z0-9.]+/g, "-")}.csv`;
-  link.href = URL.createObjectURL(new Blob([csvText(rows)], { type: "text/csv" }));
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href));
+  const href = URL.createObjectURL(new Blob([csvText(rows)], { type: "text/csv" }));
+  create("a", { download: `${name.replace(/[^A-Za-z0-9.]+/g, "-")}.csv`, href }).click();
+  setTimeout(() => URL.revokeObjectURL(href));
 }
 
 /** Of a chart: what is drawn, a point a line; of a range around it both ends. */
@@ -171,20 +174,13 @@ function rowsOfTable(table) {
 }
 
 function tool(label, title, press) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = label;
+  const button = create("button", { type: "button", textContent: label });
   button.setAttribute("aria-label", `${label}: ${title}`);
   button.addEventListener("click", press);
   return button;
 }
 
-function addTools(place, tools) {
-  const line = document.createElement("p");
-  line.className = "tools";
-  line.append(...tools);
-  place.append(line);
-}
+const toolLine = (...tools) => create("p", { className: "tools" }, ...tools);
 
 /** Into the dialog and back to where it was, for a dialog keeps the focus and knows the escape key. */
 function enlarge(figure, dialog) {

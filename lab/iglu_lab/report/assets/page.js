@@ -16,7 +16,7 @@ function showTheme() {
 function changeTheme() {
   showTheme();
   showKeys();
-  redrawAll();
+  for (const [element, make] of charts) draw(element, make);
 }
 
 byId("theme").addEventListener("click", () => {
@@ -227,17 +227,12 @@ byId("sigma-number").addEventListener("change", () => {
 });
 
 for (const [view, { label }] of Object.entries(VIEWS)) {
-  const input = document.createElement("input");
-  Object.assign(input, { type: "radio", name: "view", value: view });
+  const input = create("input", { type: "radio", name: "view", value: view });
   input.addEventListener("change", () => {
     explorer.view = view;
     changeExplorer();
   });
-  const text = document.createElement("span");
-  text.textContent = label;
-  const element = document.createElement("label");
-  element.append(input, text);
-  byId("views").append(element);
+  byId("views").append(create("label", {}, input, create("span", { textContent: label })));
 }
 
 const boxes = new Map(); // name -> its tick box
@@ -302,22 +297,11 @@ function curvesChart() {
   const chosen = DATA.curves.filter(
     (curve) => curve.recipe === recipe && curve.metric === metric && !hiddenCurves.has(curve.label),
   );
-  const bands = chosen
-    .filter((curve) => curve.seeds > 1)
-    .map(({ epochs, low, high, label }) =>
-      bandOf(epochs, low, high, bandColour(curveStyles.get(label).variable, chosen.length)),
-    );
-  const lines = chosen.map((curve) => {
-    const { variable, dash } = curveStyles.get(curve.label);
-    return {
-      x: curve.epochs, y: curve.mean, low: curve.low, high: curve.high,
-      mode: curve.epochs.length > 10 ? "lines" : "lines+markers",
-      name: plain(`${curve.label}, ${curve.seeds} ${curve.seeds === 1 ? "seed" : "seeds"}`),
-      hovertemplate: "%{y:.4~g}", line: { color: colour(variable), dash, width: 2.5 },
-    };
-  });
   return {
-    traces: bands.concat(lines),
+    traces: epochTraces(chosen, ({ label, seeds, epochs }) => ({
+      name: `${label}, ${seeds} ${seeds === 1 ? "seed" : "seeds"}`,
+      mode: epochs.length > 10 ? "lines" : "lines+markers", width: 2.5, style: curveStyles.get(label),
+    })),
     layout: {
       uirevision: `${recipe} ${metric}`,
       xaxis: epochAxis(chosen.length ? chosen[0].epochs : [1]),
@@ -360,17 +344,10 @@ if (DATA.curves.length) {
 function sigmasChart() {
   const whose = byId("learned").value;
   const chosen = DATA.sigmas.filter((curve) => curve.whose === whose);
-  const styles = chosen.map((_, i) => lineStyle(i));
-  const bands = chosen.flatMap(({ epochs, low, high, seeds }, i) =>
-    seeds > 1 ? [bandOf(epochs, low, high, bandColour(styles[i].variable, chosen.length))] : [],
-  );
-  const lines = chosen.map(({ metric: layer, epochs, mean, low, high }, i) => ({
-    x: epochs, y: mean, low, high, name: plain(layer), hovertemplate: "%{y:.4~g}",
-    mode: epochs.length > 1 ? "lines" : "markers",
-    line: { color: colour(styles[i].variable), dash: styles[i].dash, width: 2 },
-  }));
   return {
-    traces: bands.concat(lines),
+    traces: epochTraces(chosen, ({ metric: layer, epochs }, i) => ({
+      name: layer, mode: epochs.length > 1 ? "lines" : "markers", width: 2, style: lineStyle(i),
+    })),
     layout: {
       uirevision: whose, showlegend: true, legend: { font: { size: 12 } },
       xaxis: epochAxis(chosen[0].epochs),
@@ -387,6 +364,8 @@ if (DATA.sigmas.length) {
 }
 
 /* -- probes ----------------------------------------------------------------------------------------- */
+
+const LEGEND_ABOVE = { showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" } };
 
 function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }, width) {
   const places = layer.map((_, i) => i + 1);
@@ -415,8 +394,7 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
         tickangle: -45, tickfont: { size: 11 }, zeroline: false, showgrid: false,
       },
       yaxis: { title: { text: "Hill’s α" }, rangemode: "tozero" },
-      showlegend: true,
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+      ...LEGEND_ABOVE,
     },
   };
 }
@@ -438,7 +416,7 @@ function hillChart({ name, hill }, layer) {
     layout: {
       xaxis: { title: { text: "k, the number of values" }, type: "log", exponentformat: "power", dtick: 1 },
       yaxis: { title: { text: "ξ = 1/α" }, rangemode: "tozero" },
-      showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+      ...LEGEND_ABOVE,
     },
     label: `Hill plot of ${layer} of ${name}: xi against k, and a Gaussian's`,
   };
@@ -531,14 +509,11 @@ function panelChart({ title, labels, scales, limits, lines }, name) {
 function keyOf(panels) {
   const known = new Map(panels.flatMap(({ lines }) => lines).filter(({ label }) => label).map((each) => [each.label, each]));
   return [...known.values()].map(({ label, colour: hex, dash, marker }) => {
-    const item = document.createElement("li");
-    const swatch = document.createElement("span");
-    swatch.className = dash ? "swatch" : "dot";
+    const swatch = create("span", { className: dash ? "swatch" : "dot" });
     swatch.style.color = onPage(hex);
     if (dash) swatch.style.borderTopStyle = { "--": "dashed", ":": "dotted", "-.": "dashed" }[dash] ?? "solid";
     else swatch.textContent = marker === "x" ? "×" : "•";
-    item.append(swatch, label);
-    return item;
+    return create("li", {}, swatch, label);
   });
 }
 
@@ -560,14 +535,13 @@ byId("shrink").addEventListener("click", () => dialog.close());
 for (const figure of document.querySelectorAll("figure.drawing")) {
   const { name } = figure.dataset;
   const data = () => download(name, rowsOfCharts(figure.querySelectorAll(".chart")));
-  addTools(figure, [tool("Data (CSV)", name, data), tool("Enlarge", name, () => enlarge(figure, dialog))]);
+  figure.append(toolLine(tool("Data (CSV)", name, data), tool("Enlarge", name, () => enlarge(figure, dialog))));
 }
 for (const holder of document.querySelectorAll(".scroll, table.forest")) {
   const { name } = holder.dataset;
   const table = holder.querySelector("table") ?? holder;
-  const line = document.createElement("div");
-  holder.after(line);
-  addTools(line, [tool("Data (CSV)", name, () => download(name, rowsOfTable(table)))]);
+  const data = () => download(name, rowsOfTable(table));
+  holder.after(create("div", {}, toolLine(tool("Data (CSV)", name, data))));
 }
 
 /* -- addresses -------------------------------------------------------------------------------------- */

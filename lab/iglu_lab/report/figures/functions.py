@@ -13,7 +13,7 @@ import iglu
 from iglu.formulas import EXACT, RATIONAL
 from iglu.functional import gelu_scaled
 from iglu_lab.report.computed import PRECISIONS, direct, gate_error, gradient
-from iglu_lab.report.figures.description import Figure, Line, Panel, activation_line
+from iglu_lab.report.figures.description import Figure, Limits, Line, Panel, activation_line
 from iglu_lab.stats.style import BLACK, BLUE, GREY, VERMILION
 
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
@@ -73,21 +73,16 @@ def _activations() -> Panel:
         "gelu": ("GELU", F.gelu),
         "iglu": (f"IGLU, {SIGMA} = 1", lambda x: iglu.iglu(x, 1.0)),
     }
+    dashes: dict[str, dict[str, str]] = {"gelu": {"dash": "--"}}
     lines = [
-        activation_line(
-            name, label, x.tolist(), function(x).tolist(), **({"dash": "--"} if name == "gelu" else {})
-        )
+        activation_line(name, label, x.tolist(), function(x).tolist(), **dashes.get(name, {}))
         for name, (label, function) in curves.items()
     ]
     return Panel("Activations", ("x", ""), tuple(lines), limits=((-5, 5), (-1, 2.5)))
 
 
 def _family(
-    name: str,
-    title: str,
-    symbol: str,
-    function: Callable[[Tensor, float], Tensor],
-    reach: tuple[float, float],
+    name: str, title: str, symbol: str, function: Callable[[Tensor, float], Tensor], reach: Limits
 ) -> Panel:
     x = torch.linspace(-5, 5, 401, dtype=torch.float64)
     lines = [

@@ -16,7 +16,7 @@ from iglu_lab.report.figures.description import Figure, Line, Panel, activation_
 from iglu_lab.report.gather import Gathered
 from iglu_lab.report.second_round import samples_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
-from iglu_lab.stats.style import BLACK, BLUE, colour
+from iglu_lab.stats.style import BLACK, BLUE, colour, evenly_spaced
 
 _MOST_LINES = 12  # of curves in one figure
 _MOST_OF_A_KIND = 6
@@ -71,19 +71,16 @@ def _training(curves: Sequence[EpochCurve]) -> Iterator[Figure]:
         count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         shown = names[:_MOST_LINES]
         more = f"; {len(names) - len(shown)} more are in the tables" if len(names) > len(shown) else ""
+        chosen = {
+            METRIC_LABELS[name]: [each for each in mine if each.metric == name and each.activation in shown]
+            for name in metrics
+        }
         yield Figure(
             key_of(f"curves-{recipe}"),
             f"Training: {recipe}",
-            f"{', '.join(METRIC_LABELS[name] for name in metrics)} over epochs for {len(shown)} activations: "
+            f"{', '.join(chosen)} over epochs for {len(shown)} activations: "
             f"mean over {count} seeds, and where there are several the 95% t-interval as a band{more}.",
-            tuple(
-                curve_panel(
-                    METRIC_LABELS[name],
-                    [curve for curve in mine if curve.metric == name and curve.activation in shown],
-                    "epoch",
-                )
-                for name in metrics
-            ),
+            tuple(curve_panel(label, curves, "epoch") for label, curves in chosen.items()),
             size=(3.3 * len(metrics), 3.5),
         )
 
@@ -151,10 +148,10 @@ def _hills(found: Gathered) -> Iterator[Figure]:
     """Of probes whose file has the curve."""
     for probe in found.probes:
         hills = list(probe.body["hill"].items())
-        count = min(len(hills), _HILL_PANELS)
         if not hills:
             continue
-        chosen = [hills[round(i * (len(hills) - 1) / max(count - 1, 1))] for i in range(count)]
+        chosen = evenly_spaced(hills, _HILL_PANELS)
+        count = len(chosen)
         highest = max(0.25, 1.15 * max(value for _, curve in chosen for value in curve["xi"]))
         yield Figure(
             key_of(f"hill-{probe.name}"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iglu_lab.report.figures.description import Figure, Line, Panel
-from iglu_lab.stats.style import axes, names_down, pictures, save
+from iglu_lab.stats.style import axes, legend_below, names_down, pictures, save
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> tuple[Figure, ...]:
@@ -36,11 +36,7 @@ def draw(figure: Figure) -> Any:
     if has_names:
         names_down(drawn, figure.panels[0].names)
     if figure.legend == "below":
-        found = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in grid.flat)
-        handles = {label: handle for pairs in found for handle, label in pairs}
-        if handles:
-            place = {"loc": "outside lower center", "ncols": 4, "fontsize": 8}
-            drawn.legend(handles.values(), handles, **place)
+        legend_below(drawn, 4)
     return drawn
 
 

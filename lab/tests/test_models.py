@@ -185,12 +185,13 @@ def accuracy(model: nn.Module, images: tuple[Tensor, Tensor]) -> float:
     return (torch.cat(predicted) == labels).double().mean().item()
 
 
+@pytest.mark.slow
 def test_trained_resnet20_scores_its_published_accuracy(trained: Path, images: tuple[Tensor, Tensor]) -> None:
     # 91.73%; one image in ten thousand may fall the other way with the order of a sum.
     assert accuracy(load_trained_resnet20(trained), images) == pytest.approx(0.9173, abs=2e-4)
 
 
-@pytest.mark.parametrize("approximate", ["none", "rational"])
+@pytest.mark.parametrize("approximate", ["none", pytest.param("rational", marks=pytest.mark.slow)])
 def test_a_relu_network_regains_its_accuracy_as_sigma_grows(
     approximate: str, trained: Path, images: tuple[Tensor, Tensor]
 ) -> None:

@@ -126,7 +126,10 @@ def _newest(folder: Path) -> str | None:
     return max((path.name for path in folder.glob("checkpoint-*.safetensors")), default=None)
 
 
-@pytest.mark.parametrize("recipe", [IMAGES, TEXT], ids=["images", "text"])
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(IMAGES, id="images", marks=pytest.mark.slow), pytest.param(TEXT, id="text")],
+)
 def test_a_run_killed_at_random_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
     expected = fit(recipe, out=tmp_path / "quiet")
     assert _kill_often(recipe, tmp_path / "killed", seed=0) >= 2

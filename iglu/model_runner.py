@@ -33,6 +33,11 @@ def each_batch(batches: Any) -> Iterable[Any]:
     return batches  # type: ignore[no-any-return]
 
 
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer of one input is given."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
 def device_of(model: nn.Module) -> torch.device | None:
     """Of its first parameter."""
     return next((parameter.device for parameter in model.parameters()), None)
@@ -51,6 +56,12 @@ def move(batch: Any, device: torch.device | None) -> Any:
     return batch
 
 
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Run eagerly: hooks do not see inside compiled code."""
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def as_it_was(model: nn.Module, training: bool = False, buffers: bool = True) -> Iterator[None]:
     """In the wished mode, uncompiled; afterwards modes, random numbers and buffers are as before."""
@@ -62,10 +73,7 @@ def as_it_was(model: nn.Module, training: bool = False, buffers: bool = True) ->
         if buffer is not None and buffers
     ]
     devices = {each.device for each in (*model.parameters(), *model.buffers()) if each.device.type == "cuda"}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(sorted(devices, key=str)))
-        if "torch._dynamo" in sys.modules:  # compiled code would not be seen
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with torch.random.fork_rng(sorted(devices, key=str)), uncompiled():
         try:
             for module, _ in modes:
                 module.training = training  # not by train(), which some models override to do more

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,14 @@ class Pair(NamedTuple):
     mask: Tensor | None
 
 
-class Outcome(NamedTuple):
-    """What was done to a layer, and the error of its output before and after."""
+@dataclass(frozen=True)
+class Correction:
+    """One layer that was corrected: how, and the error of its output relative to the original's, both on what
+    the corrected model gives it, over batches that the correction was not made from."""
 
-    method: str  # "none" if nothing does better
+    place: str
+    method: str
+    activations: tuple[str, ...]
     before: float
     after: float
 
@@ -50,7 +55,7 @@ class CannotCorrectError(Exception):
 
 def correct(
     target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], method: str, remember: Remember
-) -> Outcome:
+) -> Correction:
     """From the pairs to fit, the correction that does best on the pairs that judge; made in place;
     ``remember`` is called with each tensor before it is overwritten."""
     if target.is_norm:
@@ -72,7 +77,9 @@ def correct(
     errors = {name: put(step) for name, step in steps.items()}
     best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
     put(steps[best])
-    return Outcome(best, errors["none"], errors[best])
+    if best == "none":
+        raise CannotCorrectError(f"no correction does better than an error of {errors['none']:.3g}")
+    return Correction(target.place, best, target.activations, errors["none"], errors[best])
 
 
 # -- what a layer is given and gives, as rows -------------------------------------------------------
@@ -152,13 +159,9 @@ def _error(target: CalibrationTarget, pairs: Iterable[Pair]) -> float:
         difference = output - wanted
         if target.feeds_norm:
             difference, wanted = difference - difference.mean(0), wanted - wanted.mean(0)
-        off += _square(difference)
-        whole += _square(wanted)
+        off += float(torch.linalg.vector_norm(difference)) ** 2
+        whole += float(torch.linalg.vector_norm(wanted)) ** 2
     return math.sqrt(off / whole) if whole else math.nan
-
-
-def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x)) ** 2
 
 
 # -- the corrections --------------------------------------------------------------------------------
@@ -169,45 +172,27 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
     if rows == 0:
         raise CannotCorrectError("no token counts: the mask excludes all")
     by_squares = method == "least-squares" and layer.has_rows and rows >= layer.fan_in
-    sums = _Sums()
+    h_mean, e_mean, hh, he = 0.0, 0.0, 0.0, 0.0  # type: Any, Any, Any, Any
     for given, wanted, mask in fitted:
         e = layer.outputs(wanted, mask) - layer.outputs(target.module.forward(given), mask)
-        sums.add(layer.inputs(given, mask) if by_squares else None, e)
+        e_mean = e_mean + _wide(e.sum(0)) / rows
+        if by_squares:
+            h = layer.inputs(given, mask)
+            h_mean = h_mean + _wide(h.sum(0)) / rows
+            hh = hh + _wide(h.T @ h) / rows
+            he = he + _wide(h.T @ e) / rows
     steps = {}
     if layer.bias is not None:
-        steps["shift"] = _Step(None, sums.e / sums.count)
+        steps["shift"] = _Step(None, e_mean)
     if by_squares:
-        steps["least-squares"] = sums.solved(with_bias=layer.bias is not None or target.feeds_norm)
-    return steps
-
-
-class _Sums:
-    """Over rows h and differences e: all that a fit needs."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.h: Any = 0.0
-        self.e: Any = 0.0
-        self.hh: Any = 0.0
-        self.he: Any = 0.0
-
-    def add(self, h: Tensor | None, e: Tensor) -> None:
-        self.count += len(e)
-        self.e = self.e + _wide(e.sum(0))
-        if h is not None:
-            self.h = self.h + _wide(h.sum(0))
-            self.hh = self.hh + _wide(h.T @ h)
-            self.he = self.he + _wide(h.T @ e)
-
-    def solved(self, with_bias: bool) -> _Step:
-        hh, he = self.hh / self.count, self.he / self.count
-        h, e = self.h / self.count, self.e / self.count
+        with_bias = layer.bias is not None or target.feeds_norm
         if with_bias:
-            hh, he = hh - torch.outer(h, h), he - torch.outer(h, e)
+            hh, he = hh - torch.outer(h_mean, h_mean), he - torch.outer(h_mean, e_mean)
         # not 0, even where every unit is dead and there is nothing to solve
         ridge = RIDGE * hh.diagonal().mean().clamp(min=torch.finfo(hh.dtype).tiny / RIDGE)
-        step = torch.linalg.solve(hh + ridge * torch.eye(len(hh), dtype=hh.dtype, device=hh.device), he).T
-        return _Step(step, e - step @ h if with_bias else None)
+        weight = torch.linalg.solve(hh + ridge * torch.eye(len(hh)).to(hh), he).T
+        steps["least-squares"] = _Step(weight, e_mean - weight @ h_mean if with_bias else None)
+    return steps
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -217,35 +202,28 @@ def _wide(x: Tensor) -> Tensor:
 
 def _renew_norm(
     target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], remember: Remember
-) -> Outcome:
+) -> Correction:
     norm: Any = target.module
     before = _error(target, judged)
-    gives = _moments(norm.forward(pair.given) for pair in fitted)
-    should = _moments(pair.wanted for pair in fitted)
-    if gives.values < 2:
+    values, mean, variance = _moments(norm.forward(pair.given) for pair in fitted)
+    _, wanted_mean, wanted_variance = _moments(pair.wanted for pair in fitted)
+    if values < 2:
         raise CannotCorrectError("fewer than two values a channel")
     old_mean, old_var = (_wide(remember(tensor)) for tensor in (norm.running_mean, norm.running_var))
     scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
     # It gives scale (x - mean)/spread + offset.  A channel that does not vary tells nothing of its spread,
     # and one whose scale is 0 nothing at all.
-    ratio = (gives.variance / should.variance).sqrt()
+    ratio = (variance / wanted_variance).sqrt()
     spread = (old_var + norm.eps).sqrt()
     new_spread = spread * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1)
-    shift = ((gives.mean - offset) * spread - (should.mean - offset) * new_spread) / scale
+    shift = ((mean - offset) * spread - (wanted_mean - offset) * new_spread) / scale
     norm.running_mean.copy_(old_mean + torch.where(shift.isfinite(), shift, 0))
     norm.running_var.copy_((new_spread.square() - norm.eps).clamp(min=0))
-    return Outcome("batch norm", before, _error(target, judged))
+    return Correction(target.place, "batch norm", target.activations, before, _error(target, judged))
 
 
-class _Moments(NamedTuple):
-    """Of each channel, over everything else."""
-
-    values: int
-    mean: Tensor
-    variance: Tensor
-
-
-def _moments(batches: Iterable[Tensor]) -> _Moments:
+def _moments(batches: Iterable[Tensor]) -> tuple[int, Tensor, Tensor]:
+    """The number of values per channel, and their mean and variance."""
     count, around, total, squares = 0, 0.0, 0.0, 0.0  # type: int, Any, Any, Any
     for batch in batches:
         rows = _wide(batch.movedim(1, -1).reshape(-1, batch.shape[1]))
@@ -253,4 +231,4 @@ def _moments(batches: Iterable[Tensor]) -> _Moments:
         count += len(rows)
         total = total + (rows - around).sum(0)
         squares = squares + (rows - around).square().sum(0)
-    return _Moments(count, around + total / count, squares / count - (total / count).square())
+    return count, around + total / count, squares / count - (total / count).square()

@@ -7,7 +7,8 @@ half of a gated pair.  The linear layers that it reaches first can compensate fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from iglu.calibration.synchronized import first_tensor
+from iglu.model_runner import first_tensor
 
 _PASSED_ON = {
     "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
@@ -37,7 +38,7 @@ class CalibrationTarget:
 
     place: str
     module: nn.Module
-    activations: tuple[str, ...]  # that feed it; none for a BatchNorm
+    activations: tuple[str, ...] = ()  # that feed it; none for a BatchNorm
     calls: int = 1
     feeds_norm: bool = False  # a BatchNorm comes next and takes up its mean
 
@@ -58,13 +59,16 @@ def find_targets(
 ) -> list[CalibrationTarget]:
     """The linear layers that these activations feed, and every BatchNorm after the first, in their order."""
     trace = _Trace(model, activations)
-    with trace.hooks(), _Follow(trace), torch.no_grad():
+    with trace.hooks(), trace, torch.no_grad():
         forward()
-    return trace.finish()
+    for key, target in trace.targets.items():
+        target.calls = trace.calls[key]
+    return list(trace.targets.values())
 
 
-class _Trace:
+class _Trace(TorchFunctionMode):
     def __init__(self, model: nn.Module, activations: dict[str, nn.Module]) -> None:
+        super().__init__()
         self._names = {id(module): name for name, module in model.named_modules()}
         self._model = model
         self._activations: dict[int, list[str]] = {}
@@ -73,44 +77,36 @@ class _Trace:
         # By id, with the tensor itself, which must not be freed and its id given to another.
         self._fed: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self._made: dict[int, tuple[Tensor, CalibrationTarget]] = {}
-        self._by_module: dict[int, CalibrationTarget] = {}
-        self._calls: dict[int, int] = {}
         self._is_after_first = False
-        self.targets: list[CalibrationTarget] = []
-
-    def finish(self) -> list[CalibrationTarget]:
-        for target in self.targets:
-            target.calls = self._calls[id(target.module)]
-        return self.targets
+        # by the id of the module
+        self.calls: Counter[int] = Counter()
+        self.targets: dict[int, CalibrationTarget] = {}
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        handles = []
-        try:
+        with contextlib.ExitStack() as stack:
             for module in self._model.modules():
                 if id(module) in self._activations:
-                    handles.append(module.register_forward_hook(self._see_activation))
+                    stack.enter_context(module.register_forward_hook(self._see_activation))
                 elif is_linear(module) or isinstance(module, _BatchNorm):
-                    handles.append(module.register_forward_pre_hook(self._see_layer, with_kwargs=True))
-                    handles.append(module.register_forward_hook(self._see_output))
+                    stack.enter_context(module.register_forward_pre_hook(self._see_layer, with_kwargs=True))
+                    stack.enter_context(module.register_forward_hook(self._see_output))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def follow(self, function: Any, inputs: Iterable[Any], output: Any) -> None:
-        """A function of torch has been called."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
         fed: frozenset[str] = frozenset()
-        if getattr(function, "__name__", "") in _PASSED_ON:
-            fed = fed.union(*(self._fed_by(each) for each in inputs))
+        if getattr(func, "__name__", "") in _PASSED_ON:
+            fed = self._fed_by([*args, *kwargs.values()])
         for each in output if isinstance(output, list | tuple) else (output,):
             self._mark(each, fed)
+        return output
 
     def _fed_by(self, value: Any) -> frozenset[str]:
-        if isinstance(value, list | tuple):  # of cat
+        if isinstance(value, list | tuple):  # all arguments of a call, or the tensors of cat
             return frozenset().union(*(self._fed_by(each) for each in value))
-        found = self._fed.get(id(value))
-        return frozenset() if found is None else found[1]
+        return self._fed[id(value)][1] if id(value) in self._fed else frozenset()
 
     def _mark(self, value: Any, fed: frozenset[str]) -> None:
         self._fed.pop(id(value), None)  # written over in place
@@ -122,40 +118,22 @@ class _Trace:
         self._mark(output, frozenset(self._activations[id(module)]))
 
     def _see_layer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+        self.calls[id(module)] += 1
         value = first_tensor(args, kwargs)
         fed = self._fed_by(value)
         if isinstance(module, _BatchNorm):
-            _, maker = self._made.get(id(value), (None, None))
-            if maker is not None:
-                maker.feeds_norm = True
+            if id(value) in self._made:
+                self._made[id(value)][1].feeds_norm = True
             fed = frozenset()
             if not self._is_after_first or not isinstance(module.running_mean, Tensor):
                 return
         elif not fed:
             return
-        known = self._by_module.get(id(module))
-        if known is not None:
-            known.activations = tuple(sorted({*known.activations, *fed}))
-            return
-        self._by_module[id(module)] = target = CalibrationTarget(
-            self._names[id(module)], module, tuple(sorted(fed))
-        )
-        self.targets.append(target)
+        new = CalibrationTarget(self._names[id(module)], module)
+        target = self.targets.setdefault(id(module), new)
+        target.activations = tuple(sorted({*target.activations, *fed}))
 
     def _see_output(self, module: nn.Module, args: Any, output: Any) -> None:
         self._mark(output, frozenset())
-        if id(module) in self._by_module:
-            self._made[id(output)] = output, self._by_module[id(module)]
-
-
-class _Follow(TorchFunctionMode):
-    def __init__(self, trace: _Trace) -> None:
-        super().__init__()
-        self._trace = trace
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        self._trace.follow(func, (*args, *kwargs.values()), output)
-        return output
+        if id(module) in self.targets:
+            self._made[id(output)] = output, self.targets[id(module)]

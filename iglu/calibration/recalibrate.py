@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iglu.calibration.closed_form import CannotCorrectError, Pair, correct
+from iglu.calibration.closed_form import CannotCorrectError, Correction, Pair, correct
 from iglu.calibration.dataflow import CalibrationTarget, find_targets
 from iglu.calibration.synchronized import PausedForward, paused_forwards
 from iglu.functional import check_choice
@@ -32,18 +33,6 @@ _JUDGING = 5  # one batch in so many judges and is not fitted to
 
 
 @dataclass(frozen=True)
-class Correction:
-    """One layer that was corrected: how, and the error of its output relative to the original's, both on what
-    the corrected model gives it, over batches that the correction was not made from."""
-
-    place: str
-    method: str
-    activations: tuple[str, ...]
-    before: float
-    after: float
-
-
-@dataclass(frozen=True)
 class Uncorrected:
     """A layer, or an activation that no linear layer follows, that was not corrected, and why."""
 
@@ -52,15 +41,11 @@ class Uncorrected:
 
 
 @dataclass(frozen=True, eq=False)
-class _TensorChange:
+class _TensorChange(Change):
     """A weight, a bias or a statistic that was written over."""
 
-    place: str
     tensor: Tensor
     old: Tensor
-
-    def obstacle(self) -> str:
-        return ""
 
     def put_back(self) -> None:
         with torch.no_grad():
@@ -267,10 +252,7 @@ def _correctable(
     targets: list[CalibrationTarget], model: nn.Module, method: str, record: Recalibration
 ) -> list[CalibrationTarget]:
     """Those that are to be corrected and can be; of the others the record says why."""
-    users: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            users[id(parameter)] = users.get(id(parameter), 0) + 1
+    users = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     found = []
     for target in targets:
         if method == "norms" and not target.is_norm:
@@ -315,9 +297,9 @@ def _correct(
     record: Recalibration,
 ) -> None:
     def remember(tensor: Tensor) -> Tensor:
-        change = _TensorChange(target.place, tensor, tensor.detach().clone())
-        record.changes.append(change)
-        return change.old
+        old = tensor.detach().clone()
+        record.changes.append(_TensorChange(tensor, old))
+        return old
 
     ours = [functools.partial(call, model, batch) for batch in data]
     theirs = [functools.partial(call, like, batch) for batch in data]
@@ -337,21 +319,11 @@ def _correct(
             fitted, judged = (pairs[:-judging], pairs[-judging:]) if judging else (pairs, pairs)
             try:
                 with torch.no_grad():
-                    outcome = correct(target, fitted, judged, method, remember)
+                    record.corrected.append(correct(target, fitted, judged, method, remember))
             except CannotCorrectError as why:
                 record.left.append(Uncorrected(target.place, str(why)))
-                continue
-            if outcome.method == "none":
-                reason = f"no correction does better than an error of {outcome.before:.3g}"
-                record.left.append(Uncorrected(target.place, reason))
-            else:
-                record.corrected.append(
-                    Correction(
-                        target.place, outcome.method, target.activations, outcome.before, outcome.after
-                    )
-                )
-        for paused in given:
-            paused.finish()
+        for mine in given:
+            mine.reach(len(targets))
 
 
 def _mask(batch: Any, place: str) -> Tensor | None:
@@ -374,12 +346,8 @@ def _count_zeros(activations: dict[str, nn.Module], shares: dict[str, float]) ->
             counts[place][0] += output.numel() - int(output.count_nonzero())
             counts[place][1] += output.numel()
 
-    handles = [
-        module.register_forward_hook(functools.partial(hook, place)) for place, module in activations.items()
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        for place, module in activations.items():
+            stack.enter_context(module.register_forward_hook(functools.partial(hook, place)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     shares.update({place: zeros / total for place, (zeros, total) in counts.items() if total})

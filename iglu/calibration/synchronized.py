@@ -8,12 +8,15 @@ of its own, of which never two are at work at a time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from iglu.model_runner import first_tensor
 
 
 class _Left(BaseException):
@@ -57,19 +60,13 @@ class PausedForward(threading.Thread):
             raise _Left
 
     def reach(self, stop: int) -> Tensor | None:
-        """What passes at this stop; None if the forward does not come there (any more)."""
+        """What passes at this stop; None if the forward does not come there (any more).  A number beyond
+        the last stop runs it to its end."""
         while self.stop < stop and not self.is_over:
             self._advance()
             if self._error is not None:
                 raise self._error
         return self.value if self.stop == stop else None
-
-    def finish(self) -> None:
-        """To the end, without halting to be looked at."""
-        while not self.is_over:
-            self._advance()
-        if self._error is not None:
-            raise self._error
 
     def leave(self) -> None:
         self._is_left = True
@@ -88,40 +85,21 @@ def paused_forwards(
 ) -> Iterator[list[PausedForward]]:
     """A paused for each forward; it halts at each of the stops, before it with its input or after it with its
     output."""
-    handles = [
-        module.register_forward_hook(_halt_after(number))
-        if after
-        else module.register_forward_pre_hook(_halt_before(number), with_kwargs=True)
-        for number, module in enumerate(stops)
-    ]
-    started = [PausedForward(forward) for forward in forwards]
-    try:
-        yield started
-    finally:
+
+    def halt(number: int, module: nn.Module, args: tuple[Any, ...], last: Any) -> None:
+        """A hook; the last argument is the output of the layer, or before it its keyword arguments."""
+        paused = threading.current_thread()
+        if isinstance(paused, PausedForward):
+            paused.halt(number, last if after else first_tensor(args, last))
+
+    with contextlib.ExitStack() as stack:
+        for number, module in enumerate(stops):
+            hook = functools.partial(halt, number)
+            if after:
+                stack.enter_context(module.register_forward_hook(hook))
+            else:
+                stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+        started = [PausedForward(forward) for forward in forwards]
         for paused in started:
-            paused.leave()
-        for handle in handles:
-            handle.remove()
-
-
-def _halt_before(number: int) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        paused = threading.current_thread()
-        if isinstance(paused, PausedForward):
-            paused.halt(number, first_tensor(args, kwargs))
-
-    return hook
-
-
-def _halt_after(number: int) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        paused = threading.current_thread()
-        if isinstance(paused, PausedForward):
-            paused.halt(number, output)
-
-    return hook
-
-
-def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a layer of one input is given."""
-    return args[0] if args else next(iter(kwargs.values()), None)
+            stack.callback(paused.leave)
+        yield started

@@ -17,8 +17,8 @@ import inspect
 import pathlib
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -79,12 +79,12 @@ def register() -> None:
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
                 vars(module)["ACT2CLS"] = new
-    _teach_initialisation(modeling.PreTrainedModel)
-    _teach_saving(modeling.PreTrainedModel)
+    _wrap(modeling.PreTrainedModel, "_initialize_weights", _initialise)
+    _wrap(modeling.PreTrainedModel, "save_pretrained", _save)
     # Not imported yet, or in the middle of it: then it calls us again when it is complete.
     trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer is not None:
-        _teach_weight_decay(trainer)
+        _wrap(trainer, "get_decay_parameter_names", _decay_names)
 
 
 def _instantiating(base: type) -> type:
@@ -115,69 +115,56 @@ def _in_a_forward() -> bool:
     return False
 
 
-def _teach_initialisation(base: Any) -> None:
-    original = base._initialize_weights
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Let a method call ``wrapper``, with the original in front of its arguments; once."""
+    original = getattr(owner, name)
     if hasattr(original, "knows_iglu"):
         return
 
     @functools.wraps(original)
-    def initialise(self: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
-        # Models that use torch's PReLU initialise it themselves.
-        is_torchs = type(module).__module__.startswith("torch.")
-        reset = getattr(module, "reset_parameters", None)
-        parameters = list(module.parameters()) if is_known(module) and not is_torchs else []
-        if parameters and reset is not None and not getattr(module, "_is_hf_initialized", False):
-            # What came from the checkpoint is marked, by parameter.
-            if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
-                reset()
-            vars(module)["_is_hf_initialized"] = True
-            return
-        original(self, module, *arguments, **options)
+    def method(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
 
-    initialise.knows_iglu = True  # type: ignore[attr-defined]
-    base._initialize_weights = initialise
+    method.knows_iglu = True  # type: ignore[attr-defined]
+    setattr(owner, name, method)
 
 
-def _teach_saving(base: Any) -> None:
-    original = base.save_pretrained
-    if hasattr(original, "knows_iglu"):
+def _initialise(original: Any, model: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
+    # Models that use torch's PReLU initialise it themselves.
+    is_torchs = type(module).__module__.startswith("torch.")
+    reset = getattr(module, "reset_parameters", None)
+    parameters = list(module.parameters()) if is_known(module) and not is_torchs else []
+    if parameters and reset is not None and not getattr(module, "_is_hf_initialized", False):
+        # What came from the checkpoint is marked, by parameter.
+        if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
+            reset()
+        vars(module)["_is_hf_initialized"] = True
         return
-
-    @functools.wraps(original)
-    def save(self: Any, *arguments: Any, **options: Any) -> Any:
-        lost = _state_sigmas(self)
-        if lost:
-            shown = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
-            warnings.warn(
-                f"No config can express the activations at {shown} of {type(self).__name__}: from_pretrained "
-                "restores the old ones. Swap again after loading, then load the state dict.",
-                stacklevel=2,
-            )
-        _note(self)
-        saved = original(self, *arguments, **options)
-        given = inspect.signature(original).bind(self, *arguments, **options).arguments
-        if given.get("is_main_process", True):
-            _write_card(self, pathlib.Path(given["save_directory"]))
-        return saved
-
-    save.knows_iglu = True  # type: ignore[attr-defined]
-    base.save_pretrained = save
+    original(model, module, *arguments, **options)
 
 
-def _teach_weight_decay(trainer: Any) -> None:
+def _save(original: Any, model: Any, *arguments: Any, **options: Any) -> Any:
+    lost = _state_sigmas(model)
+    if lost:
+        shown = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+        warnings.warn(
+            f"No config can express the activations at {shown} of {type(model).__name__}: from_pretrained "
+            "restores the old ones. Swap again after loading, then load the state dict.",
+            stacklevel=3,
+        )
+    _note(model)
+    saved = original(model, *arguments, **options)
+    given = inspect.signature(original).bind(model, *arguments, **options).arguments
+    if given.get("is_main_process", True):
+        _write_card(model, pathlib.Path(given["save_directory"]))
+    return saved
+
+
+def _decay_names(original: Any, trainer: Any, model: nn.Module) -> list[str]:
     """transformers exempts biases and norms, by fixed lists of layers and name patterns."""
-    original = trainer.get_decay_parameter_names
-    if hasattr(original, "knows_iglu"):
-        return
-
-    @functools.wraps(original)
-    def names(self: Any, model: nn.Module) -> list[str]:
-        exempt = {id(parameter) for parameter in shape_parameters(model)}
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        return [name for name in original(self, model) if id(parameters[name]) not in exempt]
-
-    names.knows_iglu = True  # type: ignore[attr-defined]
-    trainer.get_decay_parameter_names = names
+    exempt = {id(parameter) for parameter in shape_parameters(model)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return [name for name in original(trainer, model) if id(parameters[name]) not in exempt]
 
 
 def _name_of_ours(model: Any) -> str | None:
@@ -244,9 +231,9 @@ def settle_configs(
             continue
         register()
         for place in inside:
-            new = _child(pretrained, place)
-            if new is not None:
-                vars(new)["_is_hf_initialized"] = True  # what is trained is not to be initialised again
+            with suppress(AttributeError):  # a name in an attribute
+                # What is trained is not to be initialised again.
+                vars(pretrained.get_submodule(place))["_is_hf_initialized"] = True
         unsaved += [start + place for place in _settle(pretrained, inside, names, changes)]
     return unsaved, changes
 
@@ -259,13 +246,6 @@ def _outermost(module: nn.Module, base: type, prefix: str = "") -> Iterator[tupl
         yield from _outermost(child, base, f"{prefix}.{name}" if prefix else name)
 
 
-def _child(model: nn.Module, place: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(place)
-    except AttributeError:
-        return None  # a name in an attribute
-
-
 def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[Change]) -> list[str]:
     """Ask the model's own class, which alone knows what its config says: for each field that names an
     activation build the model from a changed config, without memory, and see which places follow.  A
@@ -276,6 +256,7 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
         before = _rebuild(model, stated)
     except Exception:
         return places
+    unexpressed = [place for place in places if before.get(place) != live.get(place, MISSING)]
     fields = dict(_fields(stated))
     names = {path: _wanted(model, stated, path, value, before, texts) for path, value in fields.items()}
     changed = copy.deepcopy(stated)
@@ -289,9 +270,9 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
         after = _rebuild(model, changed)
         reloaded = type(model.config).from_dict(copy.deepcopy(changed)).to_dict()
     except Exception:
-        return [place for place in places if before.get(place) != live.get(place, MISSING)]
+        return unexpressed
     if any(after.get(place) != content == before.get(place) for place, content in live.items()):
-        return [place for place in places if before.get(place) != live.get(place, MISSING)]
+        return unexpressed
     for path, value in fields.items():
         new = _read(reloaded, path)  # not from `changed`: one field may be derived from another
         if new != value:

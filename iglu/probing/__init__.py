@@ -43,10 +43,10 @@ class Probe:
     untrained: str = ""
 
     def __getitem__(self, name: str) -> Layer:
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        raise KeyError(f"No layer {name!r}. Layers: {', '.join(layer.name for layer in self.layers)}")
+        layers = {layer.name: layer for layer in self.layers}
+        if name not in layers:
+            raise KeyError(f"No layer {name!r}. Layers: {', '.join(layers)}")
+        return layers[name]
 
     def suggest_sigma(self, rule: str = "scaled", activation: str = "iglu") -> Suggestion:
         """Suggest a sigma for the model and for each layer that is an IGLU or that IGLU could replace.
@@ -95,10 +95,8 @@ class Probe:
         except ValueError:  # no layer has a tail
             suggestion, sigmas = None, {}
         rows = [row_of(layer, sigmas.get(layer.name)) for layer in self.layers]
-        found: dict[str, Any] = finite_or_none(
-            {"batches": self.batches, "layers": rows, "suggestion": suggestion}
-        )
-        return found
+        content = {"batches": self.batches, "layers": rows, "suggestion": suggestion}
+        return finite_or_none(content)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return text_table(self.rows())

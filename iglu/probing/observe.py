@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from iglu import functional
+from iglu.model_runner import first_tensor
 from iglu.modules import IGLUGLU
 from iglu.surgery.activations import function_name, is_activation, is_replaced_by_default
 from iglu.surgery.sites import find_sites, is_called_from
@@ -62,10 +63,11 @@ class ObservedSite:
         return self  # not a copy of the activation
 
 
-class ActivationObserver:
+class ActivationObserver(TorchFunctionMode):
     """Report each call of an activation of ``model`` to ``receive`` while :meth:`on` is active."""
 
     def __init__(self, model: nn.Module, receive: Callable[[ObservedSite, Tensor], None]) -> None:
+        super().__init__()
         self._receive = receive
         self._names = {id(module): name for name, module in model.named_modules()}
         self._modules = {
@@ -84,11 +86,17 @@ class ActivationObserver:
                 # The first of all hooks, so that no other has changed the inputs.
                 hook = module.register_forward_pre_hook(self._see_module, prepend=True, with_kwargs=True)
                 stack.enter_context(hook)
-            stack.enter_context(_Mode(self._see_function))
+            stack.enter_context(self)
             yield
 
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _is_activation_function(func):
+            self._see_function(func, args, kwargs)
+        return func(*args, **kwargs)
+
     def _see_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x: Any = args[0] if args else next(iter(kwargs.values()), None)
+        x = first_tensor(args, kwargs)
         if not _is_observable(x):
             return
         with torch._C.DisableTorchFunction():
@@ -129,24 +137,13 @@ class ActivationObserver:
         in which the owner keeps the function or its name."""
         label = f"{self._names.get(id(owner), '')}: {name}".removeprefix(": ")
         sites = [site for site in self._replaceable if site.parent is owner]
-        calls = [each for each in sites if chain and each.is_replaceable_call and is_called_from(each, chain)]
+        layers = [site for site in sites if site.call is not None and site.call.is_in_layer]
+        calls = [site for site in layers if chain and not site.reason and is_called_from(site, chain)]
         if calls:
             return label, tuple(site.place for site in calls)
         kept = [site for site in sites if site.call is None]
         places = [site.place for site in kept if site.content is function or isinstance(site.content, str)]
         return (places or [label])[0], tuple(places)
-
-
-class _Mode(TorchFunctionMode):
-    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
-        super().__init__()
-        self._see = see
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if _is_activation_function(func):
-            self._see(func, args, kwargs)
-        return func(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=4096)  # called for every torch function

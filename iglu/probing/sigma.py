@@ -269,14 +269,14 @@ def suggest(
     notes = []
     if RULES[rule].by_tail:
         tails = [evidence for _, _, evidence in layers]
-        raw, raw_ranges = sigma_of_model(rule, tails), ranges
-        model, ranges = _cut(raw), [_cut(each) for each in ranges]
+        model = sigma_of_model(rule, tails)
         if untrained:
             notes.append(
                 f"The model looks untrained: {untrained}. Its tails are those of the initialisation and say "
                 "nothing about sigma; probe a trained model, or start with sigma = 5."
             )
-        notes += _cut_notes(raw, raw_ranges) + _tail_notes(tails)
+        notes += _cut_notes(model, ranges) + _tail_notes(tails)
+        model, *ranges = (_cut(each) for each in (model, *ranges))
     else:
         usual = [each for each in ranges if 0 < each.sigma < math.inf] or ranges
         model = Range(*map(_mean, zip(*usual, strict=True)))

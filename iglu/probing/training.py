@@ -7,14 +7,13 @@ No pass is added and no random number is drawn, so the run is the same with the 
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from iglu.model_runner import uncompiled
 from iglu.modules import SigmaModule
 from iglu.probing.layers import VANISHING, check_sizes, default_k, derivative
 from iglu.probing.observe import Accumulators, ActivationObserver, ObservedSite
@@ -55,7 +54,7 @@ class TailMonitor:
     def one_pass(self) -> Iterator[None]:
         """Monitor the code inside as one forward pass of the step."""
         self._inputs.begin_pass()
-        with _uncompiled(), self._observer.on():
+        with uncompiled(), self._observer.on():
             yield
 
     @contextlib.contextmanager
@@ -63,7 +62,7 @@ class TailMonitor:
         """Monitor each call of the model inside as a forward pass; gradient accumulation makes several."""
         self.begin()
         with (
-            _uncompiled(),
+            uncompiled(),
             contextlib.ExitStack() as running,
             self.model.register_forward_pre_hook(
                 lambda *_: running.enter_context(self.one_pass()), prepend=True
@@ -96,12 +95,6 @@ def _sigmas(model: nn.Module) -> dict[str, float]:
                 found[f"sigma_min/{place}"] = sigma.min().item()
                 found[f"sigma_max/{place}"] = sigma.max().item()
     return found
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Run eagerly: hooks do not see inside compiled code."""
-    is_loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 
 
 class _Inputs:

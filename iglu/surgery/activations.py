@@ -93,8 +93,7 @@ def is_replaced_by_default(content: Any) -> bool:
         # A subclass of a torch module that adds parameters is another activation.
         is_torchs = row.module_class.__module__.startswith("torch.")
         return row.replaceable and not (is_torchs and has_parameters(content))
-    known = _body(kind)
-    return known in _FUNCTIONS and not has_parameters(content)
+    return _body(kind) in _FUNCTIONS and not has_parameters(content)
 
 
 def is_activation(content: Any) -> bool:
@@ -146,11 +145,15 @@ def pointwise_name(value: Any) -> str | None:
 
 def module_like(name: str, *arguments: Any, **options: Any) -> nn.Module:
     """A module that computes what the function of this name does with these settings."""
-    make = _FUNCTIONS.get(name) or _GATES[name]
     options.pop("inplace", None)
+    return make_module(_FUNCTIONS.get(name) or _GATES[name], *arguments, **options)
+
+
+def make_module(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module:
+    """With these settings, unless only the function has them."""
     try:
         return make(*arguments, **options)
-    except (TypeError, ValueError):  # settings that only the function has
+    except (TypeError, ValueError):
         return make()
 
 
@@ -215,13 +218,10 @@ def _body(cls: type) -> str | None:
     if str(forward.__module__).startswith(("torch.", "iglu.")):
         return None
     known = function_body.name_of_body(forward, is_method=True)
-    return known if known is not None else _passed_on(forward)
-
-
-def _passed_on(forward: types.FunctionType) -> str | None:
-    """The activation in ``def forward(self, x): return gelu(x)``."""
-    name = function_body.name_called(forward)
-    value = None if name is None else forward.__globals__.get(name)
+    if known is not None:
+        return known
+    # def forward(self, x): return gelu(x)
+    value = forward.__globals__.get(function_body.name_called(forward) or "")
     if isinstance(value, nn.Module):  # an object of the Python module, such as transformers' gelu
         return "gelu" if is_replaced_by_default(value) else None
     return pointwise_name(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -41,25 +41,20 @@ class FunctionalCall:
     reason: str = ""
 
 
-class Change(Protocol):
+class Change:
     """One thing that a swap changed."""
 
-    @property
-    def place(self) -> str:
-        """Where, for messages."""
-        ...
-
     def obstacle(self) -> str:
-        """Why it cannot be changed back; empty if it still is as the change left it."""
-        ...
+        """Why it cannot be changed back; empty if it can."""
+        return ""
 
     def put_back(self) -> None:
         """Make it what it was before."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Attribute:
+class Attribute(Change):
     """A child, an attribute (also the class of a module) or an item of ``owner`` that was set."""
 
     place: str

@@ -92,11 +92,9 @@ def swap(
         return replace(done, recalibration=calibration)
     sites = list(find_sites(model))
     rules = _rules(only)
-    chosen = list(_choose(sites, to, rules))
-    left = [_left(site, site.call.reason) for site, _ in chosen if site.call is not None and site.call.reason]
-    fillings = [
-        _fill(site, maker, model) for site, maker in chosen if site.call is None or not site.call.reason
-    ]
+    chosen = _choose(sites, to, rules)
+    left = [_left(site, site.reason) for site, _ in chosen if site.reason]
+    fillings = [_fill(site, maker, model) for site, maker in chosen if not site.reason]
     classes, unfilled = _classes([filling.site for filling in fillings])
     left += [_left(site, reason) for site, reason in unfilled]
     gone = {site.place for site, _ in unfilled}
@@ -209,7 +207,7 @@ def _inventory(record: Swap, sites: list[Site]) -> str:
     usual: list[str] = []
     named: list[str] = []
     for site in sites:
-        if is_activation(site.content) and not _is_skipped(site) and not (site.call and site.call.reason):
+        if is_activation(site.content) and not _is_skipped(site) and not site.reason:
             by_name = ", a name looked up at every forward" if isinstance(site.content, str) else ""
             (usual if site.is_default else named).append(f"{_written(site)} at {site.place!r}{by_name}")
     calls = list(dict.fromkeys(f"{each.call} ({each.source}): {each.reason}" for each in record.functional))
@@ -250,7 +248,7 @@ def _maker(to: Any) -> _Maker:
     raise TypeError(f"to must be a name, a module, a callable or a mapping to these, got {to!r}")
 
 
-def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> Iterator[tuple[Site, _Maker]]:
+def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[Site, _Maker]]:
     """The sites to fill, each with what makes its new content."""
     by_key = {key: _maker(value) for key, value in to.items()} if isinstance(to, Mapping) else None
     everywhere = _maker(to) if by_key is None else None
@@ -275,7 +273,7 @@ def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> Iterator[tu
         raise ValueError(
             f"There is no activation at {key!r}. Places of this model: {_shown(places, 5) or 'none'}."
         )
-    return iter(chosen)
+    return chosen
 
 
 def _agrees(rule: Rule, site: Site) -> bool:

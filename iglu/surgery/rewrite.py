@@ -24,6 +24,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -154,11 +155,11 @@ def _why_not_call(site: CallSite, module: nn.Module) -> str:
     use, step = site.use, site.step
     argument = step.first_argument
     if step.of_self:
-        if argument in use.hidden:
+        if argument in use.context.hidden:
             return f"{argument} is another object in this nested function"
         if argument is None or argument in _assigned_names(step.function.__code__):
             return "the function does not keep its module in its first argument"
-    if use.is_discarded:
+    if use.context.is_discarded:
         return "its result is discarded: it changes its input in place, which a module does not"
     if use.call is not None and not isinstance(site.value, type):
         found = _argument(site)
@@ -168,11 +169,11 @@ def _why_not_call(site: CallSite, module: nn.Module) -> str:
             return "it is given a tensor as a parameter"
         if use.chain[-1] == "relu6" and _is_plus_3(found):
             return "relu6(x + 3) is part of a hard sigmoid, a gate"
-        if _rebound(site, found) and use.is_nested:
+        if _rebound(site, found) and use.context.is_nested:
             return "it changes a variable of the function around it in place"
     elif use.call is None and use.key is None and not isinstance(site.value, nn.Module):
-        source = step.source
-        if use.alias is None or source is None or not _is_only_called(source, use.alias):
+        source, alias = step.source, use.context.alias
+        if alias is None or source is None or not _is_only_called(source, alias):
             return "the function is passed on as a value"
     return ""
 
@@ -277,6 +278,7 @@ class _Planner:
         for site in scan.activations():
             if site.key in chosen:
                 self._sites.setdefault(site.step.key, []).append(site)
+        self._changed = {key[:length] for key in self._sites for length in range(1, len(key) + 1)}
         self.steps: dict[str, Step] = {}
         self._names: dict[Step, str] = {}
         self._places: dict[str, list[Step]] = {}  # of methods, all places that call them
@@ -296,12 +298,8 @@ class _Planner:
                 self._places.setdefault(callee.name, []).append(callee)
             self._collect(callee)
 
-    @functools.cached_property
-    def _changed_keys(self) -> set[Key]:
-        return {key[:length] for key in self._sites for length in range(1, len(key) + 1)}
-
     def _is_changed(self, step: Step) -> bool:
-        return step.key in self._changed_keys
+        return step.key in self._changed
 
     def _function(self, step: Step, attribute: str) -> Iterator[FunctionPlan]:
         source = step.source
@@ -336,12 +334,11 @@ class _Planner:
         A method that is called at one place keeps its name, so that callers from outside find the new one.
         Called at several, each place has a copy of its own, and the first of them keeps the name.
         """
-        is_root_changed = any(
-            root.name == callee.name and self._is_changed(root) for root in self._scan.roots
-        )
+        is_method = callee.kind == "method"
+        is_root_changed = (callee.name,) in self._changed
         if not self._is_changed(callee):
-            return None if not (callee.kind == "method" and is_root_changed) else self._new_name(callee)
-        if callee.kind == "method" and not is_root_changed:
+            return self._new_name(callee) if is_method and is_root_changed else None
+        if is_method and not is_root_changed:
             places = self._places[callee.name]
             if all(map(self._is_changed, places)) and places[0].key == callee.key:
                 return callee.name
@@ -358,11 +355,8 @@ def free_name(base: str, number: int, module: nn.Module, taken: set[str]) -> str
     for count in itertools.count(number):
         name = f"{base}_{count}"
         is_attribute = name in module._modules or name in module._parameters or name in module._buffers
-        if (
-            not is_attribute
-            and name not in taken
-            and inspect.getattr_static(module, name, MISSING) is MISSING
-        ):
+        is_free = not is_attribute and name not in taken
+        if is_free and inspect.getattr_static(module, name, MISSING) is MISSING:
             return name
     raise AssertionError
 
@@ -377,9 +371,7 @@ def _free_name(name: str, step: Step) -> str:
 
 def _stored_name(step: Step) -> str:
     """The name of a method in its class, where private names are mangled."""
-    owner = step.owner
-    assert owner is not None
-    return next(name for name, value in vars(owner).items() if value is step.holder)
+    return next(name for name, value in vars(step.owner).items() if value is step.holder)
 
 
 def _edits(site: CallSite, new: str) -> list[Edit]:
@@ -535,11 +527,7 @@ def _edited(function: types.FunctionType, plan: FunctionPlan) -> types.FunctionT
     new_code = compile_like(edited, code, function.__qualname__, filename, imports)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in new_code.co_freevars)
-    new = types.FunctionType(
-        new_code, function.__globals__, function.__name__, function.__defaults__, closure
-    )
-    _copy_attributes(function, new)
-    return new
+    return _copied(function, new_code, closure)
 
 
 def _wrapped_again(
@@ -556,21 +544,22 @@ def _wrapped_again(
     if takes_module and not holder.__code__.co_flags & inspect.CO_VARARGS:
         raise CannotRewriteError("its decorator does not pass on further arguments")
     again = _wrapped_again(inner, old, new, takes_module)
-    cells = [
-        types.CellType(again) if cell_contents(cell) is inner else cell for cell in holder.__closure__ or ()
-    ]
-    if all(one is other for one, other in zip(cells, holder.__closure__ or (), strict=True)):
+    old_cells = holder.__closure__ or ()
+    cells = [types.CellType(again) if cell_contents(cell) is inner else cell for cell in old_cells]
+    if all(map(operator.is_, cells, old_cells)):
         raise CannotRewriteError("its decorator keeps the function where it cannot be replaced")
-    copied = types.FunctionType(
-        holder.__code__, holder.__globals__, holder.__name__, holder.__defaults__, tuple(cells)
-    )
-    _copy_attributes(holder, copied)
+    copied = _copied(holder, holder.__code__, tuple(cells))
     copied.__wrapped__ = again  # type: ignore[attr-defined]
     return copied
 
 
-def _copy_attributes(old: types.FunctionType, new: types.FunctionType) -> None:
+def _copied(
+    old: types.FunctionType, code: types.CodeType, closure: tuple[types.CellType, ...]
+) -> types.FunctionType:
+    """The function with other code, or other cells."""
+    new = types.FunctionType(code, old.__globals__, old.__name__, old.__defaults__, closure)
     new.__kwdefaults__ = old.__kwdefaults__
     new.__annotations__ = dict(old.__annotations__)
     new.__qualname__, new.__module__, new.__doc__ = old.__qualname__, old.__module__, old.__doc__
     vars(new).update(vars(old))
+    return new

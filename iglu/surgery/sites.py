@@ -28,6 +28,7 @@ from iglu.surgery.activations import (
     is_closed,
     is_replaced_by_default,
     is_table,
+    make_module,
     module_like,
     pointwise_name,
     signature,
@@ -69,9 +70,9 @@ class Site(NamedTuple):
         return is_replaced_by_default(self.content) and (self.call is None or self.call.is_in_layer)
 
     @property
-    def is_replaceable_call(self) -> bool:
-        """Whether it is a call of a layer that swap can make a child."""
-        return self.call is not None and self.call.is_in_layer and not self.call.reason
+    def reason(self) -> str:
+        """Why it cannot be replaced, empty if it can."""
+        return "" if self.call is None else self.call.reason
 
 
 def find_sites(model: nn.Module) -> Iterator[Site]:
@@ -144,7 +145,8 @@ def _sites_in(model: nn.Module, place: str, visited: set[int], scans: dict[int, 
     visited.add(id(model))
     scan = scans.get(id(model))
     uses = [] if scan is None else scan.uses
-    paths = _paths_of_names(model, uses)
+    lookups = [site for site in uses if site.use.key is not None and is_table(site.value)]
+    paths = _paths_of_names(model, lookups)
     duplicates = _unused_duplicates(model, [read_path(model, path) for path in paths], uses) if paths else ()
     for name, child in list(model._modules.items()):
         if child is not None and name not in duplicates:
@@ -154,8 +156,8 @@ def _sites_in(model: nn.Module, place: str, visited: set[int], scans: dict[int, 
         if function_name(value) is not None and _is_called_plainly(name, uses):
             yield Site(_join(place, name), model, (name,), value)
     for path in paths:
-        lookups = tuple(site for site in uses if _is_lookup(site, path))
-        yield Site(_join(place, *path), model, path, read_path(model, path), duplicates, lookups=lookups)
+        its = tuple(site for site in lookups if site.key_path == path or not site.step.of_self)
+        yield Site(_join(place, *path), model, path, read_path(model, path), duplicates, lookups=its)
     is_torchs = type(model).__module__.startswith("torch.") and not isinstance(model, fx.GraphModule)
     if scan is not None and not is_torchs:
         yield from _call_sites(scan, place)
@@ -202,10 +204,8 @@ def _maker(site: CallSite) -> Callable[[], Any] | None:
     """What makes a module that computes the same, None if the use is not an activation."""
     use, value = site.use, site.value
     if value is MISSING:  # x.relu() of some tensor
-        is_method = (
-            use.call is not None and not use.call.args and not use.call.keywords and len(use.chain) > 1
-        )
-        name = use.chain[-1]
+        name, call = use.chain[-1], use.call
+        is_method = len(use.chain) > 1 and call is not None and not (call.args or call.keywords)
         return functools.partial(module_like, name) if is_method and name in TENSOR_METHODS else None
     if use.key is not None:
         key = getattr(use.key, "value", None)
@@ -215,7 +215,8 @@ def _maker(site: CallSite) -> Callable[[], Any] | None:
         return (lambda: value) if is_called and is_activation(value) else None
     if isinstance(value, type):
         is_called = use.call is not None and is_activation_class(value)
-        return functools.partial(_instance, value, use.call) if is_called else None
+        arguments, options = _constants(use.call, skip=0)
+        return functools.partial(make_module, value, *arguments, **options) if is_called else None
     if site.path is not None and len(site.path) > 1 and isinstance(site.holder, nn.Module):
         return None  # an attribute of another module, which has it as a site
     known = pointwise_name(value)
@@ -223,14 +224,6 @@ def _maker(site: CallSite) -> Callable[[], Any] | None:
         return None
     arguments, options = _constants(use.call, skip=1)
     return functools.partial(module_like, known, *arguments, **options)
-
-
-def _instance(kind: type[nn.Module], call: ast.Call | None) -> nn.Module:
-    arguments, options = _constants(call, skip=0)
-    try:
-        return kind(*arguments, **options)
-    except (TypeError, ValueError):
-        return kind()
 
 
 def _constants(call: ast.Call | None, skip: int) -> tuple[list[Any], dict[str, Any]]:
@@ -258,23 +251,15 @@ def _is_called_plainly(name: str, uses: list[CallSite]) -> bool:
     return all(call is None or is_plain_call(call) for call in calls)
 
 
-def _paths_of_names(module: nn.Module, uses: list[CallSite]) -> list[Path]:
+def _paths_of_names(module: nn.Module, lookups: list[CallSite]) -> list[Path]:
     """Where the module keeps the names that its forward looks up in the table of activations."""
     paths: list[Path] = []
-    for site in uses:
-        if site.use.key is None or not is_table(site.value):
-            continue
+    for site in lookups:
         if site.key_path is not None:
             paths.append(site.key_path)
         elif not site.step.of_self:  # the name was passed to a helper function
             paths += [(name,) for name, value in vars(module).items() if isinstance(value, str)]
     return [path for path in dict.fromkeys(paths) if is_activation_name(read_path(module, path))]
-
-
-def _is_lookup(site: CallSite, path: Path) -> bool:
-    if site.use.key is None or not is_table(site.value):
-        return False
-    return site.key_path == path or not site.step.of_self
 
 
 def _unused_duplicates(module: nn.Module, names: list[Any], uses: list[CallSite]) -> tuple[str, ...]:

@@ -27,28 +27,35 @@ _EXPRESSION = "..."
 MISSING = object()
 
 
+class Context(NamedTuple):
+    """Where in a function an expression is."""
+
+    is_nested: bool = False  # in a function or comprehension inside the function
+    hidden: frozenset[str] = frozenset()  # arguments of those functions
+    is_discarded: bool = False  # a statement of its own
+    alias: str | None = None  # the local variable that the value is assigned to
+
+
 class Use(NamedTuple):
     """A dotted name that a function reads: ``F.relu``, ``self.act``, ``ACT2FN`` in ``ACT2FN[key]``."""
 
     chain: Chain
-    node: ast.expr  # the call or the lookup around the name, or the name itself
-    call: ast.Call | None = None
-    key: ast.expr | None = None  # of a lookup
-    is_discarded: bool = False  # a call that is a statement of its own
-    alias: str | None = None  # the local variable that the value is assigned to
-    is_nested: bool = False  # in a function or comprehension inside the function
-    hidden: frozenset[str] = frozenset()  # arguments of those functions
+    name: ast.expr  # the dotted name alone
+    node: ast.expr  # the call or the lookup around it, or the same
+    context: Context
+
+    @property
+    def call(self) -> ast.Call | None:
+        return self.node if isinstance(self.node, ast.Call) else None
+
+    @property
+    def key(self) -> ast.expr | None:
+        """Of a lookup."""
+        return self.node.slice if isinstance(self.node, ast.Subscript) else None
 
     @property
     def position(self) -> Position:
         return self.node.lineno, self.node.col_offset
-
-    @property
-    def name(self) -> ast.expr:
-        """The dotted name alone."""
-        if self.call is not None:
-            return self.call.func
-        return self.node.value if isinstance(self.node, ast.Subscript) else self.node
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +91,10 @@ class Step:
         code = self.function.__code__
         return code.co_varnames[0] if code.co_argcount else None
 
-    def is_same(self, other: Step) -> bool:
-        return self.function.__code__ is other.function.__code__ and self.of_self == other.of_self
+    @property
+    def identity(self) -> tuple[int, bool]:
+        """The same for all ways to the function."""
+        return id(self.function.__code__), self.of_self
 
     def within(self) -> Iterator[Step]:
         """The step itself and those on the way to it."""
@@ -146,9 +155,9 @@ class Scan:
         self.foreign: list[tuple[nn.Module, str]] = []  # methods that are called on other modules
         self._is_activation = is_activation
         self._roots: dict[str, Step] = {}
-        self._seen: set[tuple[types.CodeType, bool]] = set()
+        self._seen: set[tuple[int, bool]] = set()  # identities
         self._links_of: dict[Step, list[tuple[CallSite, Step | None]]] = {}
-        self._has_activation: dict[tuple[types.CodeType, bool], bool] = {}
+        self._has_activation: dict[tuple[int, bool], bool] = {}
         self.add_root("forward")
 
     def add_root(self, name: str) -> bool:
@@ -165,9 +174,9 @@ class Scan:
         pending = [step]
         while pending:
             step = pending.pop()
-            if (step.function.__code__, step.of_self) in self._seen:
+            if step.identity in self._seen:
                 continue
-            self._seen.add((step.function.__code__, step.of_self))
+            self._seen.add(step.identity)
             for site, callee in self._links(step):
                 self.uses.append(site)
                 if callee is not None:
@@ -213,9 +222,8 @@ class Scan:
         if str(function.__module__).partition(".")[0] == "torch" or read_function(function.__code__) is None:
             return None
         name = use.chain[-1]
-        is_own = use.chain[0] == step.first_argument or use.chain[0].startswith(_SUPER)
-        if step.of_self and len(use.chain) == 2 and is_own:
-            is_super = use.chain[0] != step.first_argument
+        is_super = use.chain[0].startswith(_SUPER)
+        if step.of_self and len(use.chain) == 2 and (is_super or use.chain[0] == step.first_argument):
             if is_super and use.call is None:
                 return None
             classes = _after(self.cls, _super_owner(use.chain[0], step)) if is_super else self.cls.__mro__
@@ -225,26 +233,23 @@ class Scan:
                 return Step(function, value, kind, name, owner, step, use)
         if isinstance(site.holder, nn.Module) and site.holder is not self.module:
             return None  # a method of another module, which is read there
-        is_bound = site.holder not in (None, self.module) and not isinstance(
-            site.holder, types.ModuleType | type
-        )
-        if is_bound and not isinstance(value, staticmethod):
+        is_bound = not isinstance(site.holder, types.ModuleType | type | None)
+        if is_bound and site.holder is not self.module and not isinstance(value, staticmethod):
             return None
         return Step(function, value, "helper", name, None, step, use)
 
     def _contains(self, step: Step) -> bool:
         """Whether an activation is in the function or in one that it calls."""
-        key = (step.function.__code__, step.of_self)
-        if key not in self._has_activation:
-            found, seen, pending = False, {key}, [step]
+        if step.identity not in self._has_activation:
+            found, seen, pending = False, {step.identity}, [step]
             while pending and not found:
                 for site, callee in self._links(pending.pop()):
                     found = found or self._is_activation(site)
-                    if callee is not None and (callee.function.__code__, callee.of_self) not in seen:
-                        seen.add((callee.function.__code__, callee.of_self))
+                    if callee is not None and callee.identity not in seen:
+                        seen.add(callee.identity)
                         pending.append(callee)
-            self._has_activation[key] = found
-        return self._has_activation[key]
+            self._has_activation[step.identity] = found
+        return self._has_activation[step.identity]
 
     def _links(self, step: Step) -> list[tuple[CallSite, Step | None]]:
         """What a function uses, and the function that is reached there."""
@@ -254,7 +259,7 @@ class Scan:
                 site = CallSite(use, *_resolve(use.chain, step, self.module, self.cls), step)
                 callee = self._callee(site)
                 if callee is not None:
-                    loops = (each for each in step.within() if each.is_same(callee))
+                    loops = (each for each in step.within() if each.identity == callee.identity)
                     callee = next(loops, callee)
                 found.append((site, callee))
         return self._links_of[step]
@@ -282,64 +287,48 @@ def plain_function(value: Any) -> types.FunctionType | None:
 # -- the names in a source ------------------------------------------------------------------------
 
 
-class _Context(NamedTuple):
-    is_nested: bool = False
-    hidden: frozenset[str] = frozenset()
-    is_discarded: bool = False
-    alias: str | None = None
-
-
 @cached_by_code
 def _uses(code: types.CodeType) -> tuple[Use, ...]:
     source = read_function(code)
     if source is None:
         return ()
-    return tuple(use for statement in source.node.body for use in _uses_in(statement, _Context()))
+    return tuple(use for statement in source.node.body for use in _uses_in(statement, Context()))
 
 
-def _uses_in(tree: ast.AST, context: _Context) -> Iterator[Use]:
+def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
     """In the order of the source: of ``F.relu(x)`` the call, not once more the name inside it."""
     if isinstance(tree, ast.Compare | ast.JoinedStr):
         return  # "if self.act is F.relu" uses nothing
     skip: ast.AST | None = None
-    target = tree
-    if isinstance(tree, ast.Call):
-        target = tree.func
-    elif isinstance(tree, ast.Subscript):
-        target = tree.value
-    chain = _chain(target)
     if isinstance(tree, ast.expr):
-        call = tree if isinstance(tree, ast.Call) else None
-        key = tree.slice if isinstance(tree, ast.Subscript) else None
+        name = tree
+        if isinstance(tree, ast.Call):
+            name = tree.func
+        elif isinstance(tree, ast.Subscript):
+            name = tree.value
+        chain = _chain(name)
         if chain is not None:
-            yield Use(
-                chain, tree, call, key, context.is_discarded, context.alias, context.is_nested, context.hidden
-            )
-            if target is tree:
+            yield Use(chain, name, tree, context)
+            if name is tree:
                 return
-            skip = target
-        elif call is not None and isinstance(call.func, ast.Attribute):
+            skip = name
+        elif isinstance(tree, ast.Call) and isinstance(name, ast.Attribute):
             # a method of whatever an expression gives, as in self.conv(x).relu()
-            chain = (_EXPRESSION, call.func.attr)
-            yield Use(chain, tree, call, None, context.is_discarded, None, context.is_nested, context.hidden)
+            yield Use((_EXPRESSION, name.attr), name, tree, context._replace(alias=None))
     for field, child in ast.iter_fields(tree):
         for each in child if isinstance(child, list) else [child]:
             if isinstance(each, ast.AST) and each is not skip:
                 yield from _uses_in(each, _inside(tree, field, context))
 
 
-def _inside(tree: ast.AST, field: str, context: _Context) -> _Context:
+def _inside(tree: ast.AST, field: str, context: Context) -> Context:
     """The context of a child of a node."""
     match tree:
         case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef():
-            arguments = tree.args
-            names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-            names |= {each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None}
-            return _Context(True, context.hidden | names)
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return _Context(True, context.hidden)
-        case ast.ClassDef():
-            return _Context(True, context.hidden)
+            names = {each.arg for each in ast.iter_child_nodes(tree.args) if isinstance(each, ast.arg)}
+            return Context(True, context.hidden | names)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp() | ast.ClassDef():
+            return Context(True, context.hidden)
         case ast.Expr():
             return context._replace(is_discarded=True)
         case ast.Assign(targets=[ast.Name(id=name)]) if field == "value":

@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import functools
 import hashlib
 import inspect
@@ -126,7 +127,8 @@ def compile_like(
     function that has the other free variables, so that they are free here too.  Decorators are left out:
     the code is only taken from the compiled module, which is never run.
     """
-    node = _undecorated(source.node)
+    node = copy.copy(source.node)
+    node.decorator_list = []
     inner: ast.stmt = node
     scopes = qualname.split(".")[:-1]
     free = [name for name in code.co_freevars if name != "__class__"]
@@ -134,17 +136,18 @@ def compile_like(
         scope = scopes.pop()
         if scope == "<locals>":
             scope = scopes.pop()
-            inner = _function(scope if scope.isidentifier() else "surroundings", free, inner)
+            name = scope if scope.isidentifier() else "surroundings"
+            inner = _inside(f"def {name}({', '.join(free)})", inner)
             free = []
         else:
-            inner = _class(scope, inner)
+            inner = _inside(f"class {scope}", inner)
     if free:
-        inner = _function("surroundings", free, inner)
+        inner = _inside(f"def surroundings({', '.join(free)})", inner)
     imports: list[ast.stmt] = [ast.Import([ast.alias(name)]) for name in sorted(imported)]
     module = ast.fix_missing_locations(ast.Module([*imports, inner], []))
     compiled = compile(module, filename, "exec", flags=code.co_flags & _FUTURES, dont_inherit=True)
-    found = [each for each in _codes(compiled) if each.co_name == node.name]
-    return next(each for each in found if each.co_firstlineno == node.lineno)
+    wanted = (node.name, node.lineno)
+    return next(each for each in _codes(compiled) if (each.co_name, each.co_firstlineno) == wanted)
 
 
 @functools.lru_cache(maxsize=512)
@@ -174,30 +177,19 @@ def is_same_code(one: types.CodeType, other: types.CodeType) -> bool:
         return False
     if len(one.co_consts) != len(other.co_consts):
         return False
-    for mine, its in zip(one.co_consts, other.co_consts, strict=True):
-        if isinstance(mine, types.CodeType) and isinstance(its, types.CodeType):
-            if not is_same_code(mine, its):
-                return False
-        elif type(mine) is not type(its) or repr(mine) != repr(its):
-            return False
-    return True
+    return all(map(_is_same_constant, one.co_consts, other.co_consts))
 
 
-def _undecorated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    fields = {name: getattr(node, name) for name in node._fields} | {"decorator_list": []}
-    return ast.copy_location(type(node)(**fields), node)
+def _is_same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):
+        return is_same_code(one, other)
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
-def _class(name: str, body: ast.stmt) -> ast.stmt:
-    tree = ast.parse(f"class {name}: pass").body[0]
-    assert isinstance(tree, ast.ClassDef)
-    tree.body = [body]
-    return tree
-
-
-def _function(name: str, arguments: list[str], body: ast.stmt) -> ast.stmt:
-    tree = ast.parse(f"def {name}({', '.join(arguments)}): pass").body[0]
-    assert isinstance(tree, ast.FunctionDef)
+def _inside(header: str, body: ast.stmt) -> ast.stmt:
+    """A class or a function of this one statement."""
+    tree = ast.parse(f"{header}: pass").body[0]
+    assert isinstance(tree, ast.ClassDef | ast.FunctionDef)
     tree.body = [body]
     return tree
 

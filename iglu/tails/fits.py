@@ -116,12 +116,8 @@ def _fit_gpd(excess: Tensor, threshold: float, resolution: float) -> Fit:
             f"{len(excess) - len(above)} more are tied with it"
         )
     unit = above.mean().item()  # makes the result independent of the units of x
-    xi, scale = _likeliest(above / unit, _equal_weights(above))
+    xi, scale = _likeliest(above / unit, torch.full_like(above, 1 / len(above)))
     return Fit(xi, scale * unit, len(above), threshold + half_step, above)
-
-
-def _equal_weights(values: Tensor) -> Tensor:
-    return torch.full_like(values, 1 / len(values))
 
 
 def _likeliest(y: Tensor, weights: Tensor) -> tuple[float, float]:
@@ -176,7 +172,7 @@ def _log_power(xi: float, w: Tensor) -> Tensor:
 
 def _interval_gpd(fit: Fit) -> tuple[float, float]:
     """All xi whose profile log likelihood is within chi-square(1)/2 of the maximum."""
-    y, weights = fit.excess / fit.excess.mean(), _equal_weights(fit.excess)
+    y, weights = fit.excess / fit.excess.mean(), torch.full_like(fit.excess, 1 / fit.k)
     top = _profile(y, weights, fit.xi).height
 
     def excess(xi: float) -> float:

@@ -1061,6 +1061,25 @@ def test_a_functional_iglu_is_converted_to_relu() -> None:
     torch.testing.assert_close(model(X4), model.b(F.relu(model.a(X4))))
 
 
+def test_a_set_in_a_forward_is_compared_without_its_order() -> None:
+    names = [str(number) for number in range(8)]
+    code = (lambda name: name in {"0", "1"}).__code__
+
+    def having(constant: frozenset[str]) -> types.CodeType:
+        constants = (constant if isinstance(each, frozenset) else each for each in code.co_consts)
+        return code.replace(co_consts=tuple(constants))
+
+    # A small table in which elements collide is iterated in the order in which they came.
+    orders = {repr(each): each for each in map(frozenset, itertools.permutations(names, 5)) if len(each) == 5}
+    by_elements: dict[frozenset[str], list[frozenset[str]]] = {}
+    for each in orders.values():
+        by_elements.setdefault(each, []).append(each)
+    one, other, *_ = next(each for each in by_elements.values() if len(each) > 1)
+    assert repr(one) != repr(other)
+    assert is_same_code(having(one), having(other))
+    assert not is_same_code(having(one), having(frozenset("0")))
+
+
 def test_a_swap_of_one_long_forward_parses_it_once() -> None:
     lines = "\n".join(f"        x = F.relu(self.fc(x) + {number})" for number in range(200))
     text = f"class Long(nn.Module):\n    def forward(self, x):\n{lines}\n        return x\n"

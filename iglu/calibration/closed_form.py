@@ -172,7 +172,7 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
     if rows == 0:
         raise CannotCorrectError("no token counts: the mask excludes all")
     by_squares = method == "least-squares" and layer.has_rows and rows >= layer.fan_in
-    h_mean, e_mean, hh, he = 0.0, 0.0, 0.0, 0.0  # type: Any, Any, Any, Any
+    h_mean = e_mean = hh = he = torch.zeros(())  # takes shape, dtype and device of what is added
     for given, wanted, mask in fitted:
         e = layer.outputs(wanted, mask) - layer.outputs(target.module.forward(given), mask)
         e_mean = e_mean + _wide(e.sum(0)) / rows

@@ -183,8 +183,8 @@ def is_same_code(one: types.CodeType, other: types.CodeType) -> bool:
 def _is_same_constant(one: Any, other: Any) -> bool:
     if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):
         return is_same_code(one, other)
-    if isinstance(one, frozenset):  # its order, and so its repr, depends on how it was made
-        return bool(one == other)
+    if isinstance(one, frozenset) and isinstance(other, frozenset):  # in any order
+        return sorted(map(repr, one)) == sorted(map(repr, other))
     return type(one) is type(other) and repr(one) == repr(other)
 
 

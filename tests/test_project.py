@@ -205,6 +205,17 @@ def test_links_of_the_readme_lead_to_files() -> None:
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
+def test_every_picture_is_drawn_by_the_tool_and_shown_on_a_page() -> None:
+    docs = ROOT / "docs"
+    if not docs.is_dir():
+        pytest.skip("needs a clone, which has the docs")
+    keys = re.search(r"^DRAWN = {\n(.*?)^}", read("tools/pictures.py"), re.DOTALL | re.MULTILINE)
+    assert keys is not None
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *docs.glob("*.md")))
+    stored = {path.stem for path in (docs / "images").glob("*.png")}
+    assert set(re.findall(r'"(\w+)":', keys[1])) == stored == set(re.findall(r"images/(\w+)\.png", pages))
+
+
 # -- workflows -------------------------------------------------------------------------------------
 
 

@@ -25,8 +25,7 @@ from iglu_lab.comparing.output import forest_figure
 from iglu_lab.models.gpt2 import GPT2, GPT2Config
 from iglu_lab.report.comparisons import all_tasks
 from iglu_lab.report.content import ComparedTask, Difference
-from iglu_lab.report.figures.functions import tail_panel
-from iglu_lab.report.figures.render import draw, draw_panel
+from iglu_lab.report.figures.render import draw
 from iglu_lab.report.gather import gather
 from iglu_lab.stats.style import BLACK, BLUE, GREEN, ORANGE, OTHER, VERMILION, line, pictures
 from iglu_lab.storage import RESULTS
@@ -43,16 +42,6 @@ def function_picture() -> Any:
         axes.plot(x, iglu.iglu(x, sigma), label=f"IGLU, $\\sigma$ = {sigma:g}", **line(f"iglu:{sigma:g}"))
     axes.set(xlabel="x", ylim=(-2, 4), xlim=(-6, 4))
     axes.legend()
-    return figure
-
-
-def tail_picture() -> Any:
-    """The gradient in the negative tail: the noise of the textbook formula, and the true power law."""
-    figure, panels = pyplot.subplots(1, 2, figsize=(7.2, 3.9), sharey=True)
-    for axes, dtype in zip(panels, (torch.float32, torch.bfloat16), strict=True):
-        draw_panel(axes, tail_panel(dtype))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -156,7 +145,7 @@ def _forest_values(one: Difference) -> tuple[float, float, float]:
 
 
 _MODELS = {"resnet8": "ResNet-8", "vit-mini": "ViT", "gpt2-mini": "GPT-2 mini", "gpt2-nano": "GPT-2 nano"}
-_DATA = {"cifar10": "CIFAR-10", "digits": "digits", "wikitext-2": "WikiText-2", "python": "Python source"}
+_DATA = {"cifar10": "CIFAR-10", "digits": "digits", "wikitext-2": "WikiText-2", "python": "Python reference"}
 
 
 def _forest_name(task: ComparedTask) -> str:
@@ -166,7 +155,7 @@ def _forest_name(task: ComparedTask) -> str:
     return f"{_MODELS[setting.model]}, {_DATA[setting.dataset]}{ratio}{norm}"
 
 
-def slope_picture() -> Any:
+def derivatives_picture() -> Any:
     """First and second derivatives."""
     x = torch.linspace(-6, 6, 1201, dtype=torch.float64)
     figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.4))
@@ -300,10 +289,9 @@ def convex_picture() -> Any:
 
 DRAWN = {
     "function": function_picture,
-    "tail": tail_picture,
     "error": error_picture,
     "forest": forest_picture,
-    "slope": slope_picture,
+    "derivatives": derivatives_picture,
     "log": log_picture,
     "flow": flow_picture,
     "convex": convex_picture,

@@ -60,6 +60,10 @@ class SigmaModule(nn.Module):
         """
         super().__init__()
         self.start = _check_start(self, sigma)
+        if not isinstance(learnable, bool):  # in names the start follows "learnable="
+            raise TypeError(
+                f"learnable must be True or False, got {learnable!r}; the start is the argument sigma"
+            )
         self.learnable = learnable
         self.channel_dim = channel_dim
         self.constrain = constrain

@@ -292,6 +292,7 @@ def test_relatives_are_what_their_papers_say():
     [
         (lambda: iglu.IGLU(-1), ValueError, "sigma must be >= 0, got -1"),
         (lambda: iglu.IGLU(0, learnable=True), ValueError, "starts above 0 and below inf, got 0"),
+        (lambda: iglu.IGLU(learnable=2), TypeError, "learnable must be True or False, got 2"),
         (lambda: iglu.IGLU(channels=4), ValueError, "channels=4 needs learnable=True"),
         (lambda: iglu.IGLU(learnable=True, channels=0, channel_dim=1), ValueError, "at least 1, got 0"),
         (lambda: iglu.IGLU(learnable=True, channels=8.0, channel_dim=1), TypeError, "an integer, got 8.0"),

@@ -170,6 +170,17 @@ def test_a_saved_transformer_without_the_package_names_the_extra(tmp_path, capsy
     assert re.search(r"pip install .*\[hf\]", capsys.readouterr().err)
 
 
+def test_a_config_that_transformers_does_not_know_is_a_mistake_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert cli.probe([f"hf:{tmp_path}"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"hf:{tmp_path}: " in said
+    assert "model_type" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -748,6 +748,16 @@ def test_a_start_that_fails_is_one_line_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("name", "of_your_own"), [("igul:5", True), ("iglu:abc", False), ("relu:5", False)])
+def test_only_an_unknown_activation_may_be_one_of_your_own(
+    name: str, of_your_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.train(["digits", "--activation", name, "--out", str(tmp_path / "runs")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert name.partition(":")[0] in said
+    assert ("--import MODULE" in said) == of_your_own
+
+
 def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["digits", "--epochs", "1", "--steps-per-epoch", "1", "--threads", "1", "--out"]
     for name in ("runs[/b]", "runs[red]x"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from iglu.install_hint import pip_install
-from iglu_lab.errors import UserError
+from iglu_lab.errors import UserError, as_user_errors
 
 _LONGEST = 128
 
@@ -33,7 +33,8 @@ def load_transformer(folder: Path) -> nn.Module:
         raise UserError(f"hf:FOLDER needs transformers, {pip_install('hf')}: {error}") from error
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    with as_user_errors(f"hf:{folder}: "):
+        config = transformers.AutoConfig.from_pretrained(folder)
     architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
     with without_progress_bars():
         model: nn.Module = architecture.from_pretrained(folder).eval()

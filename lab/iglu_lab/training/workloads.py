@@ -355,7 +355,8 @@ def check_names(recipe: Recipe) -> None:
         check_choice("model", recipe.model, MODELS)
         zoo.parse(recipe.activation)
     except ValueError as error:
-        raise UserError(f"{error} {IMPORT_HINT}") from error
+        is_known = recipe.model in MODELS and recipe.activation.partition(":")[0] in zoo.ZOO
+        raise UserError(str(error) if is_known else f"{error} {IMPORT_HINT}") from error
 
 
 def load_workload(

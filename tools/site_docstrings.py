@@ -1,4 +1,7 @@
-"""Docstrings as the documentation site wants them: examples as code, and names without Sphinx's roles."""
+"""The reference as the documentation site wants it.
+
+Examples become code, names lose Sphinx's roles, and the default of sigma is shown as a number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from typing import Any
 
 import griffe
+
+from iglu.functional import DEFAULT_SIGMA
 
 _EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 _ROLE = re.compile(r":(?:func|class|mod|meth):`~?")
@@ -16,3 +21,8 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             text = _ROLE.sub("`", obj.docstring.value)
             obj.docstring.value = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        for parameter in func.parameters:
+            if str(parameter.default) == "DEFAULT_SIGMA":
+                parameter.default = repr(DEFAULT_SIGMA)

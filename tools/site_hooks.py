@@ -156,8 +156,8 @@ def recipes() -> str:
 
 def activations() -> str:
     return table(
-        ("name", "label in tables", "takes sigma"),
-        ((f"`{name}`", row.label, "yes" if row.takes_sigma else "") for name, row in zoo.ZOO.items()),
+        ("name", "label in tables", "a number sets"),
+        ((f"`{name}`", row.label, row.number) for name, row in zoo.ZOO.items()),
     )
 
 

@@ -140,6 +140,19 @@ def test_the_table_of_sigmas_shows_a_number_on_a_phone(site: Path, browser: Any)
 
 
 @pytest.mark.slow
+def test_a_list_keeps_the_numbers_it_is_written_with(site: Path) -> None:
+    """The rules of the second round continue those of the first, and other pages refer to them by number."""
+    assert '<ol start="10">' in (site / "evidence.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_reference_shows_the_default_of_sigma_as_a_number(site: Path) -> None:
+    text = re.sub(r"<[^>]*>", "", (site / "api.html").read_text(encoding="utf-8"))
+    assert "DEFAULT_SIGMA" not in text
+    assert "sigma: Sigma = 5.0," in text
+
+
+@pytest.mark.slow
 def test_long_signatures_are_wrapped(site: Path) -> None:
     text = re.sub(r"<[^>]*>", "", (site / "api.html").read_text(encoding="utf-8"))
     start = text.index("register_activation(")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -25,14 +24,29 @@ class Published(NamedTuple):
         return bool(self.how)
 
 
+class Question(NamedTuple):
+    """What is measured by a recipe, and which other settings measure the same of something smaller."""
+
+    recipe: Recipe
+    reduced_recipe: str = ""  # recipe of the reduced runs, if not this one
+    fixed: tuple[str, ...] = ("norm",)  # the fields in which those agree
+
+    def is_asked_by(self, setting: Recipe) -> bool:
+        is_named = setting.name in (self.recipe.name, self.reduced_recipe)
+        return is_named and all(getattr(setting, name) == getattr(self.recipe, name) for name in self.fixed)
+
+
 class Column(NamedTuple):
     """One metric of one recipe: a column of numbers."""
 
     heading: str  # shared by the metrics of one recipe
     metric: str
-    recipe: Recipe  # with the activation and seed still to be set
-    is_published: bool = True
-    reduced_recipe: str = ""  # recipe of the reduced runs, if not this one
+    question: Question  # its recipe has the activation and seed still to be set
+    numbers: dict[str, Published]  # by activation; empty where none were published
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.question.recipe
 
 
 class RunTable(NamedTuple):
@@ -42,17 +56,12 @@ class RunTable(NamedTuple):
     caption: str
     setup: str
     columns: tuple[Column, ...]
-    rows: dict[str, tuple[Published | None, ...]]  # by activation, one number per column
+    rows: tuple[str, ...]  # activations
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """Each recipe once, in the order of the columns."""
         return tuple(dict.fromkeys(column.recipe for column in self.columns))
-
-    def distinguishing(self, recipe: Recipe) -> tuple[str, ...]:
-        """The fields in which columns of one recipe differ, such as the ratio in Table 4; and norm."""
-        alike = [other.identity() for other in self.recipes if other.name == recipe.name]
-        return (*(name for name in recipe.identity() if len({other[name] for other in alike}) > 1), "norm")
 
 
 class TailRow(NamedTuple):
@@ -60,11 +69,14 @@ class TailRow(NamedTuple):
 
     model: str
     norm: str  # empty without normalization
-    recipe: Recipe  # with the activation set
+    question: Question  # its recipe has the activation set
     alpha: Published | None  # None where the paper's run diverged
     sigma: float | None  # what the paper calls optimal
     outcome: str = ""
-    reduced_recipe: str = ""  # as in Column
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.question.recipe
 
 
 class Erratum(NamedTuple):
@@ -74,12 +86,6 @@ class Erratum(NamedTuple):
     printed: str | float
     right: str | float
     how: str
-
-
-def is_same_question(setting: Recipe, recipe: Recipe, reduced_recipe: str, fixed: Iterable[str]) -> bool:
-    """Whether a setting has the name of either recipe and the same values of the ``fixed`` fields."""
-    is_named = setting.name in (recipe.name, reduced_recipe)
-    return is_named and all(getattr(setting, name) == getattr(recipe, name) for name in fixed)
 
 
 @functools.cache
@@ -102,46 +108,38 @@ def run_table(number: int) -> RunTable:
     if number not in RUN_TABLES:
         raise ValueError(f"Tables of runs are {RUN_TABLES}, got {number}")
     content = paper()[f"table{number}"]
-    columns = tuple(
-        Column(
-            group["heading"],
-            metric,
-            get_recipe(group["recipe"]).replace(**group.get("changes", {})),
-            group.get("published", True),
-            group.get("reduced_recipe", ""),
-        )
-        for group in content["columns"]
-        for metric in group["metrics"]
-    )
-    rows = {}
-    for activation, printed in content["rows"].items():
-        numbers = iter(printed)
-        rows[activation] = tuple(
-            _published(f"table{number}", activation, column.heading, column.metric, next(numbers))
-            if column.is_published
-            else None
-            for column in columns
-        )
-    return RunTable(number, content["caption"], content["setup"], columns, rows)
+    groups = content["columns"]
+    recipes = [get_recipe(group["recipe"]).replace(**group.get("changes", {})) for group in groups]
+    printed = {activation: iter(numbers) for activation, numbers in content["rows"].items()}
+    columns = []
+    for group, recipe in zip(groups, recipes, strict=True):
+        alike = [other.identity() for other in recipes if other.name == recipe.name]
+        differing = (name for name in recipe.identity() if len({other[name] for other in alike}) > 1)
+        question = Question(recipe, group.get("reduced_recipe", ""), (*differing, "norm"))
+        for metric in group["metrics"]:
+            numbers = {
+                activation: _published(f"table{number}", activation, group["heading"], metric, next(row))
+                for activation, row in printed.items()
+                if group.get("published", True)
+            }
+            columns.append(Column(group["heading"], metric, question, numbers))
+    return RunTable(number, content["caption"], content["setup"], tuple(columns), tuple(printed))
 
 
 @functools.cache
 def table5() -> tuple[TailRow, ...]:
     """Models with and without normalization."""
-    return tuple(
-        TailRow(
-            row["model"],
-            row["norm"],
-            get_recipe(row["recipe"]).replace(activation=row["activation"], norm=bool(row["norm"])),
-            _published("table5", row["model"], row["norm"], "alpha", row["alpha"])
-            if "alpha" in row
-            else None,
-            row.get("sigma"),
-            row.get("outcome", ""),
-            row.get("reduced_recipe", ""),
+    rows = []
+    for row in paper()["table5"]["rows"]:
+        recipe = get_recipe(row["recipe"]).replace(activation=row["activation"], norm=bool(row["norm"]))
+        alpha = None
+        if "alpha" in row:
+            alpha = _published("table5", row["model"], row["norm"], "alpha", row["alpha"])
+        question = Question(recipe, row["reduced_recipe"])
+        rows.append(
+            TailRow(row["model"], row["norm"], question, alpha, row.get("sigma"), row.get("outcome", ""))
         )
-        for row in paper()["table5"]["rows"]
-    )
+    return tuple(rows)
 
 
 def errata() -> tuple[Erratum, ...]:

@@ -23,6 +23,7 @@ from iglu import zoo
 from iglu.modules import SigmaModule
 from iglu.tails import gaussian_index
 from iglu_lab.probe.tail_tables import Tails
+from iglu_lab.recipes import RECIPES
 from iglu_lab.report.content import Claim, ComparedTask, Difference, EpochCurve, Judgement, Report
 from iglu_lab.report.explorer import WITH_SLIDER, derivatives, explorer_data
 from iglu_lab.report.figures.description import Figure, Line, Panel
@@ -43,6 +44,11 @@ PANEL = Panel("forward", ("elements", "microseconds"), (LINE,), ("log", "log"), 
 GAIN = Difference("iglu:0.5", "relu", "test_acc", Estimate(1.5, 0.5, 2.5, 4, 0.6), 0.01, 0.4)
 LOSS = Difference("gelu", "relu", "test_acc", Estimate(-1.0, -1.5, -0.5, 4, 0.3), 0.02)
 OPEN = Difference("iglu:5", "relu", "test_acc", Estimate(0.2, -1.0, 1.4, 4, 0.7), 0.4)
+
+
+def _task(title: str, *differences: Difference, metric: str = "test_acc", grid: str = "") -> ComparedTask:
+    recipe = RECIPES["digits"]
+    return ComparedTask(recipe, {}, metric, "relu", grid, key="task1", title=title, differences=differences)
 
 
 def small_report() -> Report:
@@ -69,9 +75,7 @@ def small_report() -> Report:
             ),
         ),
         figures=(Figure("speed", "Speed against size", "Time rises with size", (PANEL,), is_on_page=True),),
-        tasks=(
-            ComparedTask("task1", "resnet8 on digits, 4 seeds", "test_acc", "relu", "", (GAIN, LOSS, OPEN)),
-        ),
+        tasks=(_task("resnet8 on digits, 4 seeds", GAIN, LOSS, OPEN),),
         sigmas=(
             EpochCurve("digits", "iglu:learnable=5", "act1", epochs, (5, 4, 3), (4, 3, 2), (6, 5, 4), 3),
         ),
@@ -147,7 +151,7 @@ def test_what_the_paper_has_far_outside_stands_at_the_edge_and_moves_nothing(
 
 def test_every_difference_is_in_one_of_four_categories_with_its_margin() -> None:
     alike = Difference("iglu:1", "relu", "test_acc", Estimate(0.1, -0.2, 0.4, 4, 0.19), 0.6)
-    task = ComparedTask("task1", "digits", "test_acc", "relu", "", (GAIN, LOSS, OPEN, alike))
+    task = _task("digits", GAIN, LOSS, OPEN, alike)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", render(Report(tasks=(task,)))))
     for words in (
         "▲ better: iglu:0.5 +1.50 ± 1.00",
@@ -503,7 +507,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
         tables=(Table(NASTY, NASTY, ((NASTY, NASTY),), ((Cell(NASTY, 1.0, note=NASTY),),), (NASTY,)),),
         claims=(Claim(NASTY, "holds", NASTY),),
         figures=(Figure(NASTY, NASTY, NASTY, (nasty_panel,), is_on_page=True),),
-        tasks=(ComparedTask("task1", NASTY, NASTY, "relu", NASTY, (GAIN,)),),
+        tasks=(_task(NASTY, GAIN, metric=NASTY, grid=NASTY),),
         sigmas=(EpochCurve(NASTY, "relu", NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
         curves=(EpochCurve(NASTY, "relu", NASTY, (1.0, 2.0), (1.0, 2.0), (0.0, 1.0), (2.0, 3.0), 2),),
         probes=(

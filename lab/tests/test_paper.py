@@ -21,8 +21,8 @@ from iglu_lab import paper
     ],
 )
 def test_rows_are_those_of_the_paper(number, activation, printed):
-    row = paper.run_table(number).rows[activation]
-    assert tuple(value.printed for value in row if value is not None) == printed
+    columns = paper.run_table(number).columns
+    assert tuple(column.numbers[activation].printed for column in columns if column.numbers) == printed
 
 
 @pytest.mark.parametrize(("number", "rows", "columns"), [(2, 17, 8), (3, 17, 2), (4, 15, 12)])
@@ -30,13 +30,16 @@ def test_every_table_has_all_its_rows_and_columns(number, rows, columns):
     table = paper.run_table(number)
     assert len(table.rows) == rows
     assert len(table.columns) == columns
-    assert all(len(row) == columns for row in table.rows.values())
+    assert all(tuple(column.numbers) == table.rows for column in table.columns if column.numbers)
     assert all(str(zoo.parse(name)) == name for name in table.rows)
 
 
 def test_every_erratum_of_a_number_reaches_its_cell():
     cells = [
-        value for number in paper.RUN_TABLES for row in paper.run_table(number).rows.values() for value in row
+        value
+        for number in paper.RUN_TABLES
+        for column in paper.run_table(number).columns
+        for value in column.numbers.values()
     ] + [row.alpha for row in paper.table5()]
     corrected = {(cell.printed, cell.right) for cell in cells if cell is not None and cell.is_erratum}
     assert corrected == {(62.28, 64.28), (16.69, 19.88), (4.448, 4.488), (11.28, 296325.875)}
@@ -45,16 +48,17 @@ def test_every_erratum_of_a_number_reaches_its_cell():
 
 def test_perplexity_is_the_exponential_of_the_loss_once_corrected():
     """Losses are printed to three digits; 0.4% covers the rounding of their logs."""
-    for loss, perplexity in paper.run_table(3).rows.values():
-        assert perplexity.right == pytest.approx(math.exp(loss.right), rel=4e-3)
+    loss, perplexity = (column.numbers for column in paper.run_table(3).columns)
+    for name in paper.run_table(3).rows:
+        assert perplexity[name].right == pytest.approx(math.exp(loss[name].right), rel=4e-3)
 
 
 def test_what_is_printed_under_500_stands_at_200_where_it_was_run():
     table = paper.run_table(4)
     ratios = [recipe.ratio for recipe in table.recipes]
     assert ratios == [10, 20, 50, 100, 200, 500]
-    assert table.rows["relu"][9].printed == 26.66
-    assert table.rows["relu"][10:] == (None, None)
+    assert table.columns[9].numbers["relu"].printed == 26.66
+    assert [column.numbers for column in table.columns[10:]] == [{}, {}]
 
 
 def test_table_5_has_each_network_with_and_without_normalisation():

@@ -164,7 +164,7 @@ def test_the_summary_lists_the_best_first_and_says_what_was_not_planned() -> Non
         one("gelu", -9.0, 0.001), one("iglu:0.5", 3.0, 0.001, diverged=1), one("iglu:1", 2.0, 0.001),
         one("iglu:5", -2.0, 0.001), one("iglu:10", -3.0, 0.001), one("iglu:7", 0.3, 0.5),
     )  # fmt: skip
-    table = summary_table([ComparedTask("task1", "a task", "perplexity", "relu", "", found)])
+    table = summary_table([ComparedTask(LT, {}, "perplexity", "relu", title="a task", differences=found)])
     assert [cell.text for cell in table.rows[0]] == [
         "a task; perplexity (not planned)",
         "better: iglu:10 -3.00 ± 0.50, iglu:5 -2.00 ± 0.50; inconclusive: iglu:7 +0.30 ± 0.50; "

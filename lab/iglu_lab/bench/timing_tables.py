@@ -144,17 +144,15 @@ def table1(sessions: Sequence[Session]) -> Table:
     published = paper.table1()
     both = [(activation, is_direct) for activation in published for is_direct in (False, True)]
     forms = [form for form in both if form in chosen["cpu"][1] or not form[1]]
-    headers: list[str | tuple[str, str]] = ["activation"]
-    columns: list[list[str | Cell]] = [
-        [zoo.ZOO[name].label + (", direct" if is_direct else "") for name, is_direct in forms]
-    ]
+    labels = [zoo.ZOO[name].label + (", direct" if is_direct else "") for name, is_direct in forms]
+    columns: dict[tuple[str, str], Sequence[object]] = {("", "activation"): labels}
     for column, (heading, device, passes) in _TIMED.items():
-        headers += [(heading, name) for name in ("paper", "ours", "difference")]
         rows = [chosen[device][1].get(form, {}) for form in forms]
         timed = [next((of[name] for name in passes if name in of), None) for of in rows]
         printed = [None if is_direct else published[name][column] for name, is_direct in forms]
         cells = map(_cells, timed, itertools.repeat(passes), printed, _marks(forms, timed))
-        columns += map(list, zip(*cells, strict=True))
+        headers = [(heading, name) for name in ("paper", "ours", "difference")]
+        columns |= zip(headers, zip(*cells, strict=True), strict=True)
     notes = [
         "Time relative to Identity: 10,000 elements, float32, one thread on the CPU. Ours: median over "
         "rounds of the ratio within a round, and its 20% to 80% quantile range. The paper used other "
@@ -170,7 +168,7 @@ def table1(sessions: Sequence[Session]) -> Table:
     ]
     title = f"Table 1. {paper.paper()['table1']['caption']}"
     tones: list[Tone] = ["ours" if name.startswith(("iglu", "z")) else "" for name, _ in forms]
-    return Table.of("table1", title, headers, zip(*columns, strict=True), notes, tones)
+    return Table.of_columns("table1", title, columns, notes, tones)
 
 
 def _marks(forms: Sequence[Form], timed: Sequence[Timing | None]) -> list[Mark]:

@@ -243,8 +243,7 @@ def _power(spread: float | None, seeds: int, where: str = "") -> str:
 
 
 def _imbalanced_recipes() -> list[Recipe]:
-    columns = paper.run_table(4).columns
-    return list(dict.fromkeys(column.recipe for column in columns if column.is_published))
+    return list(dict.fromkeys(column.recipe for column in paper.run_table(4).columns if column.numbers))
 
 
 def _growing_with_imbalance(found: Gathered) -> Claim:
@@ -308,7 +307,7 @@ def _learnable(found: Gathered) -> Claim:
     """No better: the interval of the gain ends below the SD of one run, in each of the paper's settings
     that have the pair."""
     text = "A learnable sigma is no better than a fixed one"
-    tables = [table for table in map(paper.run_table, paper.RUN_TABLES) if {START, HIGH} <= table.rows.keys()]
+    tables = [table for table in map(paper.run_table, paper.RUN_TABLES) if {START, HIGH} <= {*table.rows}]
     recipes = [recipe for table in tables for recipe in table.recipes]
     noise = _papers_spreads()
     bounds = {recipe.name: noise.get(recipe.name, _spread_here(found, recipe)) for recipe in recipes}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from iglu_lab.probe.tail_tables import Tails
+from iglu_lab.recipes import Recipe
 from iglu_lab.report.figures.description import Figure
 from iglu_lab.report.verdicts import Verdict
 from iglu_lab.stats.comparison import Sample, lower_is_better
@@ -121,17 +122,18 @@ def margins(metric: str, reference_mean: float) -> tuple[Margin, ...]:
 class ComparedTask:
     """The activations of one setting, compared with a reference and with GELU."""
 
-    key: str
-    title: str  # "resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds"
+    setting: Recipe
+    samples: Mapping[str, Sample]  # by activation
     metric: str
     reference: str
-    grid: str  # that was planned for it before it was run; empty without a plan
-    differences: tuple[Difference, ...]  # to the reference
+    grid: str = ""  # that was planned for it before it was run; empty without a plan
+    planned_seeds: int = 0
+    key: str = ""
+    title: str = ""  # "resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds"
+    differences: tuple[Difference, ...] = ()  # to the reference
     to_gelu: tuple[Difference, ...] = ()
     parts: tuple[Difference, ...] = ()  # to the reference, by the number of images of a class
     losses: tuple[Difference, ...] = ()  # to the reference, of the test loss
-    samples: Mapping[str, Sample] = field(default_factory=dict)  # by activation
-    planned_seeds: int = 0
 
     def differences_to(self, reference: str) -> list[Difference]:
         """To ReLU or GELU; empty where that was not run."""

@@ -37,7 +37,20 @@ class PlannedGrid:
     grid: Grid
     plan: Plan
     samples: Samples
-    recorded: Sequence[Run] = ()  # its runs, also while they may only be counted
+    recorded: Sequence[Run]  # its runs, also while they may only be counted
+    is_sealed: bool  # its runs may be counted and nothing else; those of a pilot always
+
+    @classmethod
+    def of(cls, grid: Grid, plan: Plan, runs: Iterable[Run]) -> PlannedGrid:
+        names = {recipe.folder_name for recipe in grid.runs}
+        recorded = [run for run in runs if run.name in names]
+        done = {run.name for run in recorded if run.is_complete or run.status == "diverged"}
+        complete = [
+            all(recipe.replace(seed=seed).folder_name in done for recipe in grid.recipes)
+            for seed in grid.seeds
+        ]
+        is_sealed = plan.pilot or plan.is_sealed(sum(complete))
+        return cls(grid, plan, samples([] if is_sealed else recorded), recorded, is_sealed)
 
     @property
     def is_second_round(self) -> bool:
@@ -75,7 +88,7 @@ class Gathered:
     sessions: list[Session] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     probes: list[Tails] = field(default_factory=list)
-    grids: list[Grid] = field(default_factory=list)
+    planned: list[PlannedGrid] = field(default_factory=list)  # without samples where none may be shown
     sources: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     repeats: list[Repeat] = field(default_factory=list)
@@ -84,17 +97,6 @@ class Gathered:
     @functools.cached_property
     def samples(self) -> Samples:
         return samples(self.runs)
-
-    @functools.cached_property
-    def planned(self) -> list[PlannedGrid]:
-        """Every grid with a plan; without samples where nothing was run or may be shown."""
-        found = []
-        for grid in self.grids:
-            if grid.plan is not None:
-                recorded = _runs_of(grid, [*self.runs, *self.sealed])
-                shown = [] if _is_sealed(grid, recorded) else recorded
-                found.append(PlannedGrid(grid, grid.plan, samples(shown), recorded))
-        return found
 
     @property
     def first_round(self) -> list[PlannedGrid]:
@@ -107,26 +109,11 @@ class Gathered:
         return {setting for planned in second for setting in planned.samples}
 
 
-def _runs_of(grid: Grid, runs: Iterable[Run]) -> list[Run]:
-    names = {recipe.folder_name for recipe in grid.runs}
-    return [run for run in runs if run.name in names]
-
-
-def _is_sealed(grid: Grid, recorded: Sequence[Run]) -> bool:
-    """Whether these runs of the grid may be counted and nothing else; those of a pilot always."""
-    if grid.plan is None:
-        return False
-    done = {run.name for run in recorded if run.is_complete or run.status == "diverged"}
-    complete = [
-        all(recipe.replace(seed=seed).folder_name in done for recipe in grid.recipes) for seed in grid.seeds
-    ]
-    return grid.plan.pilot or grid.plan.is_sealed(sum(complete))
-
-
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read all folders, each file once however they overlap."""
     found = Gathered(problems=[str(missing(folder)) for folder in folders if not folder.exists()])
     everything: list[Run] = []
+    grids: list[Grid] = []
     tops: dict[Path, Path] = {}
     for top, path in _files(folders):
         tops[path] = top
@@ -141,13 +128,14 @@ def gather(folders: Sequence[Path]) -> Gathered:
                 sentence = describe_provenance(probe.body.get("provenance"))
                 found.sources.append(f"{shown(path)}: {len(probe.body['layers'])} layers; {sentence}")
             elif path.suffix == ".toml":
-                found.grids.append(read_grid(str(path)))
+                grids.append(read_grid(str(path)))
             else:
                 read_into(path, everything, found.problems)
     found.sources += _run_sources(everything, tops)
     found.runs, found.repeats = distinct(everything), repeated(everything)
     again = len(found.repeats)
     copies = len(everything) - len(found.runs) - again
+    found.planned = [PlannedGrid.of(grid, grid.plan, found.runs) for grid in grids if grid.plan is not None]
     _seal(found)
     if copies:
         found.sources.append(f"found more than once and counted once: {counted(copies, 'run')}")
@@ -164,13 +152,12 @@ def gather(folders: Sequence[Path]) -> Gathered:
 def _seal(found: Gathered) -> None:
     """Take the runs that may only be counted out of all that is shown."""
     sealed: dict[str, Run] = {}
-    for grid in found.grids:
-        recorded = _runs_of(grid, found.runs)
-        if recorded and _is_sealed(grid, recorded):
-            sealed |= {run.name: run for run in recorded}
-            is_pilot = grid.plan is not None and grid.plan.pilot
-            why = "a pilot, in no comparison" if is_pilot else "sealed until its next look"
-            found.sources.append(f"{grid.title}: {len(recorded)} of {len(grid.runs)} runs; {why}")
+    for planned in found.planned:
+        if planned.is_sealed and planned.recorded:
+            sealed |= {run.name: run for run in planned.recorded}
+            why = "a pilot, in no comparison" if planned.plan.pilot else "sealed until its next look"
+            count = f"{len(planned.recorded)} of {len(planned.grid.runs)} runs"
+            found.sources.append(f"{planned.grid.title}: {count}; {why}")
     found.sealed = list(sealed.values())
     found.runs = [run for run in found.runs if run.name not in sealed]
     found.repeats = [each for each in found.repeats if each.first.name not in sealed]

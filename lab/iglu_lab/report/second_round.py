@@ -206,12 +206,10 @@ def _paper_conclusion(planned: PlannedGrid, families: Families) -> list[str]:
 
 def published_accuracies(setting: Recipe) -> dict[str, float]:
     """By activation, in the column of Table 4 with the ratio of the setting."""
-    table = paper.run_table(4)
-    columns = [(column.metric, column.recipe.ratio) for column in table.columns]
-    if ("test_acc", setting.ratio) not in columns:
-        return {}
-    place = columns.index(("test_acc", setting.ratio))
-    return {name: number.right for name, row in table.rows.items() if (number := row[place]) is not None}
+    for column in paper.run_table(4).columns:
+        if column.metric == "test_acc" and column.recipe.ratio == setting.ratio:
+            return {name: number.right for name, number in column.numbers.items()}
+    return {}
 
 
 def prediction_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -46,15 +46,15 @@ class Network(NamedTuple):
 
 def networks(grids: Iterable[PlannedGrid]) -> Iterator[Network]:
     """Those whose grid has sigma = 1 and another, on the seeds that every activation has."""
-    for _, setting, of, metric, reference, _ in itertools.chain(*map(settings_of, grids)):
+    for task in itertools.chain(*map(settings_of, grids)):
         values = {
             spec.sigma: found
-            for name, sample in of.items()
+            for name, sample in task.samples.items()
             if (spec := spec_of(name)).name == "iglu" and not spec.learnable and spec.sigma is not None
-            and (found := sample.values(metric))
+            and (found := sample.values(task.metric))
         }  # fmt: skip
-        if USUAL in values and len(values) > 1 and reference in of:
-            yield _network(setting, metric, values, of[reference])
+        if USUAL in values and len(values) > 1 and task.reference in task.samples:
+            yield _network(task.setting, task.metric, values, task.samples[task.reference])
 
 
 def _network(

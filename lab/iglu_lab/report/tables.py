@@ -6,6 +6,7 @@ smaller network, have columns of their own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -129,40 +130,36 @@ def _errata_of(number: int) -> list[str]:
 
 def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Recipe]]:
     """The table, and the settings it shows."""
-    names = list(table.rows)
-    headers = [("", "activation")]
-    columns: list[list[Cell | str]] = [[spec_of(name).label for name in names]]
+    labels: list[Cell | str] = [spec_of(name).label for name in table.rows]
+    columns = {("", "activation"): labels}
     used: set[Recipe] = set()
-    for recipe in table.recipes:
+    for recipe, group in itertools.groupby(table.columns, key=lambda column: column.recipe):
         full = setting_of(recipe)
         used |= {full} & samples.keys()
-        ours = [samples.get(full, {}).get(name) for name in names]
-        mine = [column for column in table.columns if column.recipe == recipe]
-        for column in mine:
-            metric, place = column.metric, table.columns.index(column)
-            published = [table.rows[name][place] for name in names]
-            headers += [
-                (column.heading, f"{METRIC_LABELS[metric]}: {name}")
-                for name in ("paper", "ours", "difference")
+        ours = [samples.get(full, {}).get(name) for name in table.rows]
+        for column in group:
+            heading, metric = column.heading, column.metric
+            published = [column.numbers.get(name) for name in table.rows]
+            gaps = [_gap(each, metric, number) for each, number in zip(ours, published, strict=True)]
+            label = METRIC_LABELS[metric]
+            columns[heading, f"{label}: paper"] = [
+                _published_cell(number, digits_of(metric)) for number in published
             ]
-            columns.append([_published_cell(number, digits_of(metric)) for number in published])
-            columns.append(_ours_column(ours, metric))
-            columns.append([_gap(each, metric, number) for each, number in zip(ours, published, strict=True)])
-        reduced = reduced_setting(samples, recipe, mine[-1].reduced_recipe, table.distinguishing(recipe))
+            columns[heading, f"{label}: ours"] = _ours_column(ours, metric)
+            columns[heading, f"{label}: difference"] = [*gaps]
+        reduced = reduced_setting(samples, column.question)
         if reduced is not None:
             used.add(reduced)
-            metric = mine[-1].metric
-            of = samples[reduced]
-            chosen = [of.get(name) for name in names]
-            labels = [METRIC_LABELS[metric], *(f"- {zoo.ZOO[name].label}" for name in REFERENCES)]
-            headers += [(f"{mine[-1].heading}: reduced", label) for label in labels]
-            columns.append(_ours_column(chosen, metric))
-            columns += [
-                [_difference_cell(each, of, reference, metric) for each in chosen] for reference in REFERENCES
-            ]
+            of, heading = samples[reduced], f"{heading}: reduced"
+            chosen = [of.get(name) for name in table.rows]
+            columns[heading, label] = _ours_column(chosen, metric)
+            for reference in REFERENCES:
+                columns[heading, f"- {zoo.ZOO[reference].label}"] = [
+                    _difference_cell(each, of, reference, metric) for each in chosen
+                ]
     title = f"Table {table.number}. {table.caption}"
     notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *_errata_of(table.number))
-    return Table.of(f"table{table.number}", title, headers, zip(*columns, strict=True), notes), used
+    return Table.of_columns(f"table{table.number}", title, columns, notes), used
 
 
 def _gap(sample: Sample | None, metric: str, published: paper.Published | None) -> Cell:
@@ -172,14 +169,13 @@ def _gap(sample: Sample | None, metric: str, published: paper.Published | None) 
     return estimated(found.moved(-published.right), digits_of(metric), "+")
 
 
-def reduced_setting(samples: Samples, recipe: Recipe, other: str, fixed: Iterable[str]) -> Recipe | None:
-    """The setting of most runs that asks what ``recipe`` asks, of fewer or smaller things."""
-    fields = tuple(fixed)
+def reduced_setting(samples: Samples, question: paper.Question) -> Recipe | None:
+    """The setting of most runs that asks the question, of fewer or smaller things."""
     candidates = [
         setting
         for setting, of in samples.items()
-        if setting != setting_of(recipe)
-        and paper.is_same_question(setting, recipe, other, fields)
+        if setting != setting_of(question.recipe)
+        and question.is_asked_by(setting)
         and any(sample.runs for sample in of.values())
     ]
     return max(candidates, key=lambda each: sum(len(s.runs) for s in samples[each].values()), default=None)
@@ -191,13 +187,14 @@ def reduced_setting(samples: Samples, recipe: Recipe, other: str, fixed: Iterabl
 def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table:
     measured = {metric for sample in of.values() for run in sample.runs for metric in run.last}
     metrics = [metric for metric in METRIC_LABELS if metric in measured and metric != "train_loss"]
-    headers = [("", "activation")]
-    columns: list[list[Cell | str]] = [[spec_of(name).label for name in of]]
+    labels: list[Cell | str] = [spec_of(name).label for name in of]
+    columns = {("", "activation"): labels}
     for metric in metrics or [""]:
         label = METRIC_LABELS.get(metric, "runs")
-        headers += [(label, "ours"), (label, "minus ReLU")]
-        columns.append(_ours_column(list(of.values()), metric))
-        columns.append([_difference_cell(each, of, REFERENCES[0], metric) for each in of.values()])
+        columns[label, "ours"] = _ours_column(list(of.values()), metric)
+        columns[label, "minus ReLU"] = [
+            _difference_cell(each, of, REFERENCES[0], metric) for each in of.values()
+        ]
     notes = (
         f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper's. "
         "Mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. Minus "
@@ -205,7 +202,7 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
         MARKING_RULE,
     )
     title = f"Our own runs: {setting_label(setting)}"
-    return Table.of(key, title, headers, zip(*columns, strict=True), notes)
+    return Table.of_columns(key, title, columns, notes)
 
 
 # -- planned grids ---------------------------------------------------------------------------------
@@ -266,7 +263,7 @@ def reduced_tails(row: paper.TailRow, samples: Samples) -> Sample | None:
             for setting, of in samples.items()
             if activation in of and tails.sample_tails(of[activation], "alpha") is not None
         }
-        chosen = reduced_setting(with_tails, row.recipe, row.reduced_recipe, ("norm",))
+        chosen = reduced_setting(with_tails, row.question)
         if chosen is not None:
             return with_tails[chosen][activation]
     return None

@@ -95,6 +95,18 @@ class Table:
         cells = tuple(tuple(map(_cell, row)) for row in rows)
         return cls(key, title, named, cells, tuple(notes), tuple(tones))
 
+    @classmethod
+    def of_columns(
+        cls,
+        key: str,
+        title: str,
+        columns: Mapping[tuple[str, str], Sequence[object]],
+        notes: Iterable[str] = (),
+        tones: Iterable[Tone] = (),
+    ) -> Table:
+        """Build a table from its columns by header."""
+        return cls.of(key, title, columns, zip(*columns.values(), strict=True), notes, tones)
+
     @property
     def remarks(self) -> dict[str, str]:
         """The letter of each distinct note."""

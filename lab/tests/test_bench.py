@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from iglu_lab.bench import cases, timing, timing_tables
 from iglu_lab.bench import steps as training
 from iglu_lab.bench.figures import session_figures
 from iglu_lab.bench.sessions import Session
-from iglu_lab.bench.timing import Inputs, Rounds, Setting, quantiles
+from iglu_lab.bench.timing import Inputs, Setting, Timed, quantiles
 from iglu_lab.commands import bench as command
 from iglu_lab.models.gpt2 import GPT2Config
 from iglu_lab.models.resnet import resnet
@@ -69,18 +70,21 @@ class FakeMachine:
         self.loads = loads
         self.ran: list[str] = []
 
-    def block(self, name: str, seconds: float) -> timing.Block:
+    def timed(self, name: str, seconds: float) -> Timed:
         def run_block(calls: int) -> float:
             self.ran.append(name)
             return seconds * self.loads(len(self.ran) - 1)
 
-        return run_block
+        return Timed(name, run_block)
+
+
+def measured(*seconds: float) -> Timed:
+    return Timed("", lambda calls: math.nan, seconds=list(seconds))
 
 
 def test_every_round_runs_each_case_once_in_varying_order() -> None:
     machine = FakeMachine()
-    blocks = {name: machine.block(name, 1.0) for name in "abcd"}
-    list(timing.interleave(blocks, dict.fromkeys(blocks, 1), 10, Rounds()))
+    list(timing.interleave([machine.timed(name, 1.0) for name in "abcd"], 10))
     rounds = [machine.ran[start : start + 4] for start in range(0, 40, 4)]
     assert all(sorted(each) == list("abcd") for each in rounds)
     assert len(set(map(tuple, rounds))) > 1
@@ -88,16 +92,15 @@ def test_every_round_runs_each_case_once_in_varying_order() -> None:
 
 def test_ratio_is_exact_on_a_machine_whose_speed_changes_between_rounds() -> None:
     machine = FakeMachine(loads=lambda index: 10.0 ** (index // 2))  # ten times slower every round
-    blocks = {"slow": machine.block("slow", 3e-6), "fast": machine.block("fast", 2e-6)}
-    rounds = Rounds()
-    list(timing.interleave(blocks, {"slow": 1, "fast": 1}, 7, rounds))
-    assert rounds.ratio("slow", "fast") == dict.fromkeys(("median", "low", "high"), pytest.approx(1.5))
+    slow, fast = machine.timed("slow", 3e-6), machine.timed("fast", 2e-6)
+    list(timing.interleave([slow, fast], 7))
+    assert slow.ratio(fast) == dict.fromkeys(("median", "low", "high"), pytest.approx(1.5))
 
 
 def test_ratio_is_the_median_of_quotients_not_the_quotient_of_medians() -> None:
-    rounds = Rounds({"a": [1.0, 2.0, 9.0], "b": [1.0, 4.0, 3.0]})
-    assert rounds.ratio("a", "b")["median"] == 1.0  # of 1, 1/2, 3
-    middles = [quantiles(rounds.seconds[name])["median"] for name in ("a", "b")]
+    one, other = measured(1.0, 2.0, 9.0), measured(1.0, 4.0, 3.0)
+    assert one.ratio(other)["median"] == 1.0  # of 1, 1/2, 3
+    middles = [quantiles(each.seconds)["median"] for each in (one, other)]
     assert middles[0] / middles[1] == pytest.approx(2 / 3)
 
 
@@ -106,7 +109,7 @@ def test_quantiles_are_the_median_and_the_outer_fifths() -> None:
 
 
 def test_a_round_cut_short_is_left_out_of_ratios() -> None:
-    assert Rounds({"a": [2.0, 2.0], "b": [1.0]}).ratio("a", "b")["high"] == 2
+    assert measured(2.0, 2.0).ratio(measured(1.0))["high"] == 2
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e-8, 20_001), (10e-6, 20), (1e-3, 1), (1.0, 1)])

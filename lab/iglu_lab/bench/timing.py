@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,29 +63,29 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass
-class Rounds:
-    """Seconds per call, by case and round."""
+class Timed:
+    """A block of calls of a case, and its seconds per call by round."""
 
-    seconds: dict[Any, list[float]] = field(default_factory=dict)
+    case: Any
+    block: Block
+    calls: int = 1  # per block
+    facts: Mapping[str, Any] = field(default_factory=dict)  # fields of its row
+    seconds: list[float] = field(default_factory=list)
 
-    def ratio(self, key: Any, reference: Any) -> dict[str, float]:
-        """The time relative to the reference, within each round."""
-        pairs = zip(
-            self.seconds[key], self.seconds[reference], strict=False
-        )  # the last round may be incomplete
+    def ratio(self, reference: Timed) -> dict[str, float]:
+        """The time relative to the reference, within each round; the last one may be incomplete."""
+        pairs = zip(self.seconds, reference.seconds, strict=False)
         return quantiles([mine / other for mine, other in pairs])
 
 
-def interleave(
-    blocks: Mapping[Any, Block], calls: Mapping[Any, int], rounds: int, into: Rounds, seed: int = 0
-) -> Iterator[int]:
-    """Time every block once per round; yield after each.  ``into`` is valid at any moment."""
-    order = list(blocks)
+def interleave(timed: Iterable[Timed], rounds: int, seed: int = 0) -> Iterator[int]:
+    """Time every block once per round; yield after each.  The seconds are valid at any moment."""
+    order = list(timed)
     shuffle = random.Random(seed).shuffle
     for number in range(rounds):
         shuffle(order)
-        for key in order:
-            into.seconds.setdefault(key, []).append(blocks[key](calls[key]))
+        for each in order:
+            each.seconds.append(each.block(each.calls))
             yield number
 
 
@@ -207,34 +207,32 @@ def warm_heap(wanted: bool = True) -> Iterator[bool]:
         mallopt(_M_TRIM_THRESHOLD, 128 * 1024)
 
 
-def rows_of(
-    kind: str, rounds: Rounds, facts: Mapping[Case, Mapping[str, Any]], against: Sequence[str]
-) -> list[dict[str, Any]]:
+def rows_of(kind: str, timed: Iterable[Timed], against: Sequence[str]) -> list[dict[str, Any]]:
     """The measurements as JSON, with ratios to the first case of each name, and the throughput of training
     steps.  They include the seconds of every round, from which any other ratio can be computed.
     """
-    measured = [case for case in facts if case in rounds.seconds]
-    first = {case.name: case for case in reversed(measured) if case.kernel != DIRECT}
-    direct = {case.name: case for case in measured if case.kernel == DIRECT}
+    measured = [each for each in timed if each.seconds]
+    first = {each.case.name: each for each in reversed(measured) if each.case.kernel != DIRECT}
+    direct = {each.case.name: each for each in measured if each.case.kernel == DIRECT}
     rows = []
-    for case in measured:
+    for each in measured:
+        case = each.case
         references = {name: first[name] for name in against if name in first}
         if kind == "training" and case.is_ours and case.name in direct:
             references["direct"] = direct[case.name]
-        seconds, own = rounds.seconds[case], facts[case]
         row = {
             "kind": kind,
             "activation": case.name,
             "label": case.label,
             "kernel": case.kernel,
             "is_ours": case.is_ours,
-            **own,
-            "rounds": len(seconds),
-            "seconds": quantiles(seconds),
-            "ratios": {name: rounds.ratio(case, other) for name, other in references.items()},
-            "seconds_by_round": seconds,
+            **each.facts,
+            "rounds": len(each.seconds),
+            "seconds": quantiles(each.seconds),
+            "ratios": {name: each.ratio(other) for name, other in references.items()},
+            "seconds_by_round": each.seconds,
         }
-        if "items_a_step" in own:
-            row["items_a_second"] = quantiles([own["items_a_step"] / each for each in seconds])
+        if "items_a_step" in row:
+            row["items_a_second"] = quantiles([row["items_a_step"] / seconds for seconds in each.seconds])
         rows.append(row)
     return rows

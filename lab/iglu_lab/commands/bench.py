@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
@@ -23,7 +23,7 @@ from iglu_lab.bench import slowdown, steps, timing
 from iglu_lab.bench.cases import COMPARISONS, Case, cases
 from iglu_lab.bench.figures import session_figures
 from iglu_lab.bench.sessions import Session, read_session, refuse_to_replace
-from iglu_lab.bench.timing import Block, Inputs, Rounds, Setting
+from iglu_lab.bench.timing import Inputs, Setting, Timed
 from iglu_lab.bench.timing_tables import not_run_lines, tables_of
 from iglu_lab.cli import INTERRUPTED
 from iglu_lab.console import Terminal
@@ -139,10 +139,6 @@ def elements(text: str) -> int:
     return int(digits) * factor
 
 
-Prepare = Callable[[Case], tuple[Block, int, dict[str, Any]]]
-"""Returns the block to time, its calls per round, and its fields of the row."""
-
-
 class _Bench:
     """Measures what the flags request."""
 
@@ -206,10 +202,10 @@ class _Bench:
             self.tick = lambda text: progress.update(task, advance=1, description=text)
             yield
 
-    def _operations(self, setting: Setting, timed: Sequence[Case], pass_name: str) -> None:
+    def _operations(self, setting: Setting, chosen: Sequence[Case], pass_name: str) -> None:
         flags, inputs = self.flags, Inputs.make(setting)
 
-        def prepare(case: Case) -> tuple[Block, int, dict[str, Any]]:
+        def prepare(case: Case) -> Timed:
             block = timing.block_of(case, pass_name, inputs, setting.threads)
             block(1)  # compiles and allocates; raises if unsupported
             calls = timing.calls_per_block(block(1), flags.iterations, flags.rounds)
@@ -217,36 +213,38 @@ class _Bench:
                 served_by = iglu.explain(inputs.x) if case.is_ours else None
             what = {"is_pair": case.is_pair, "statement": case.statement, "served_by": served_by}
             where = dataclasses.asdict(setting)
-            return block, calls, {**what, "calls_a_round": calls, **where, "pass": pass_name}
+            return Timed(case, block, calls, {**what, "calls_a_round": calls, **where, "pass": pass_name})
 
-        self._measure("operation", timed, f"{pass_name}, {setting}", prepare)
+        self._measure("operation", chosen, f"{pass_name}, {setting}", prepare)
 
-    def _steps(self, model: steps.BenchModel, timed: Sequence[Case], device: str, threads: int) -> None:
-        def prepare(contender: Case) -> tuple[Block, int, dict[str, Any]]:
+    def _steps(self, model: steps.BenchModel, chosen: Sequence[Case], device: str, threads: int) -> None:
+        def prepare(case: Case) -> Timed:
             self.tick(f"{model.label}: memory")
-            step = steps.TrainingStep(model, contender, device)
+            step = steps.TrainingStep(model, case, device)
             step()  # creates the optimizer state
             what = {"model": model.name, "model_label": model.label, "unit": model.unit}
             where = {"device": device, "dtype": "float32", "threads": threads}
             memory = {"kept_bytes": steps.kept_bytes(step), "peak_bytes": steps.peak_bytes(step)}
-            return step.block(threads), 1, {**what, "items_a_step": model.items, **where, **memory}
+            facts = {**what, "items_a_step": model.items, **where, **memory}
+            return Timed(case, step.block(threads), facts=facts)
 
-        self._measure("training", timed, model.label, prepare)
+        self._measure("training", chosen, model.label, prepare)
 
-    def _measure(self, kind: str, timed: Sequence[Case], where: str, prepare: Prepare) -> None:
+    def _measure(
+        self, kind: str, chosen: Sequence[Case], where: str, prepare: Callable[[Case], Timed]
+    ) -> None:
         """Measure in interleaved rounds; Ctrl-C keeps the results.  Skip cases that fail."""
-        blocks, calls, facts = {}, {}, {}
-        for case in timed:
+        timed = []
+        for case in chosen:
             try:
-                blocks[case], calls[case], facts[case] = prepare(case)
+                timed.append(prepare(case))
             except Exception as error:  # noqa: PERF203
                 self.session.skip(f"{case.label}, {case.kernel}", where, error)
-        rounds = Rounds()
         try:
-            for _ in timing.interleave(blocks, calls, self.flags.rounds, rounds):
+            for _ in timing.interleave(timed, self.flags.rounds):
                 self.tick(where)
         finally:
-            self.session.add(timing.rows_of(kind, rounds, facts, self.flags.ratios_to))
+            self.session.add(timing.rows_of(kind, timed, self.flags.ratios_to))
 
 
 def run(flags: BenchFlags, command: Sequence[str], console: Terminal) -> Session:

@@ -18,7 +18,7 @@ import iglu
 from iglu.formulas import FAMILIES
 from iglu.functional import Approximate
 from iglu_lab.bench.cases import DIRECT, cases
-from iglu_lab.bench.timing import Inputs, Rounds, Setting, block_of, calls_per_block, interleave
+from iglu_lab.bench.timing import Inputs, Setting, Timed, block_of, calls_per_block, interleave
 from iglu_lab.cli import DONE, FAILED
 from iglu_lab.console import Terminal
 from iglu_lab.errors import check_least, check_writable
@@ -134,19 +134,20 @@ def measure_speed(elements: int = 1_000_000, rounds: int = 15) -> list[dict[str,
     setting = Setting(elements=elements)
     inputs = Inputs.make(setting)
     contenders = cases(("relu", "gelu", "silu", "iglu", "iglu_approx"), pairs=False)
-    measured: dict[str, Rounds] = {}
+    ratios = {}
     for pass_name in ("forward", "backward"):
-        blocks = {case: block_of(case, pass_name, inputs, setting.threads) for case in contenders}
-        calls = {case: calls_per_block(block(1), 10 * rounds, rounds) for case, block in blocks.items()}
-        measured[pass_name] = Rounds()
-        for _ in interleave(blocks, calls, rounds, measured[pass_name]):
+        timed = [Timed(case, block_of(case, pass_name, inputs, setting.threads)) for case in contenders]
+        for each in timed:
+            each.calls = calls_per_block(each.block(1), 10 * rounds, rounds)
+        for _ in interleave(timed, rounds):
             pass
+        ratios[pass_name] = [each.ratio(timed[0]) for each in timed]
     return [
         {
             "label": case.label + (", direct formula" if case.kernel == DIRECT else ""),
-            **{name: times.ratio(case, contenders[0]) for name, times in measured.items()},
+            **{name: found[place] for name, found in ratios.items()},
         }
-        for case in contenders
+        for place, case in enumerate(contenders)
     ]
 
 

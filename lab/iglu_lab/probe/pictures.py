@@ -13,9 +13,13 @@ import torch
 from iglu.probing import Probe
 from iglu.probing.layers import Layer
 from iglu.probing.table import Row
+from iglu_lab.report.figures.description import Figure, Line, Panel
+from iglu_lab.report.figures.render import write_figures
 from iglu_lab.stats import style
 
 _PANELS = 12  # the most layers in a Hill or quantile plot, spread over the depth
+
+Hills = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
@@ -23,16 +27,11 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
     rows = [row for row in probe.rows(rule) if "alpha" in row]
     if not rows:
         return []
+    layers = [probe[row["layer"]] for row in rows]
+    figures = (hill_figure("hill", "the model", hill_curves(probe), _PANELS), _quantile_figure(layers))
+    written = [figure.paths[0] for figure in write_figures(figures, folder)]
     with style.pictures():
-        figures = {
-            "hill": _draw_hills(hill_curves(probe)),
-            "quantiles": _draw_quantiles({row["layer"]: probe[row["layer"]] for row in rows}),
-            "depth": _depth(rows),
-        }
-        return [style.save(figure, folder, name) for name, figure in figures.items()]
-
-
-Hills = Mapping[str, Mapping[str, Sequence[float]]]
+        return [*written, style.save(_depth(rows), folder, "depth")]
 
 
 def hill_curves(found: Probe) -> Hills:
@@ -49,40 +48,58 @@ def hill_curves(found: Probe) -> Hills:
     return curves
 
 
-def _draw_hills(hills: Hills) -> Any:
+def hill_figure(key: str, name: str, hills: Hills, most: int) -> Figure:
     """Plot xi over k for the data and for a Gaussian; only the distance between the two is meaningful."""
-    figure, axes_of = style.panels(list(hills), _PANELS, 3, 3.0, 2.4, sharey=True)
-    for name, axis in axes_of.items():
-        k, curve = hills[name]["k"], hills[name]
-        axis.fill_between(k, curve["xi_low"], curve["xi_high"], color=style.BLUE, alpha=0.2, linewidth=0)
-        axis.plot(k, curve["xi"], color=style.BLUE, label="Hill's xi = 1/alpha, 95% if independent")
-        axis.plot(k, curve["gaussian_xi"], color=style.BLACK, linestyle="--", label="Gaussian")
-        axis.set_xscale("log")
-    highest = max(0.25, 1.15 * max((value for name in axes_of for value in hills[name]["xi"]), default=0.0))
-    figure.axes[0].set_ylim(0, highest)
-    for axis in figure.axes:
-        axis.set_xlabel("k" if axis.get_subplotspec().is_last_row() else "", fontsize=8)
-    style.legend_below(figure, 2)
-    return figure
+    chosen = style.evenly_spaced([*hills.items()], most)
+    highest = max(0.25, 1.15 * max((value for _, curve in chosen for value in curve["xi"]), default=0.0))
+    return Figure(
+        key,
+        f"Hill plots: {name}",
+        f"Hill's xi against k for {len(chosen)} of {len(hills)} layers of {name}, with the 95% band it "
+        "would have for independent values, and the xi that a Gaussian gives at the same k.",
+        tuple(_hill_panel(layer, curve, highest) for layer, curve in chosen),
+        size=_size(len(chosen)),
+    )
 
 
-def _draw_quantiles(layers: Mapping[str, Layer]) -> Any:
-    """Plot quantiles of the inputs, divided by their robust SD, over a Gaussian's (the diagonal)."""
-    figure, axes_of = style.panels(list(layers), _PANELS, 4, 3.2, 2.5)
-    for name, axis in axes_of.items():
-        values = layers[name].sample.sort().values
-        p = (torch.arange(len(values)) + 0.5) / len(values)
-        gaussian = torch.special.ndtri(p.double())
-        cauchy = torch.tan(math.pi * (p.double() - 0.5)) * 0.67449  # with the same quartiles as the Gaussian
-        measured = (values - values.quantile(0.5)) / layers[name].robust_sd
-        axis.plot(gaussian, gaussian, color="black", linestyle="--", linewidth=1, label="Gaussian")
-        axis.plot(gaussian, cauchy, color=style.VERMILION, linestyle=":", label="Cauchy")
-        axis.plot(gaussian, measured, color=style.BLUE, label="inputs")
-        reach = max(4.5, 1.1 * measured.abs().max().item())
-        axis.set_ylim(-reach, reach)
-        axis.set_xlabel("Gaussian quantile", fontsize=7)
-    style.legend_below(figure, 3)
-    return figure
+def _size(panels: int) -> tuple[float, float]:
+    return 3.0 * min(panels, 3), 0.6 + 2.4 * -(-panels // 3)
+
+
+def _hill_panel(layer: str, curve: Mapping[str, Sequence[float]], highest: float) -> Panel:
+    k, label = curve["k"], "Hill's xi = 1/alpha, 95% if independent"
+    lines = (
+        Line(label, k, curve["xi"], style.BLUE, low=curve["xi_low"], high=curve["xi_high"]),
+        Line("a Gaussian's", k, curve["gaussian_xi"], style.BLACK, "--"),
+    )
+    return Panel(layer, ("k", ""), lines, ("log", "linear"), (None, (0, highest)))
+
+
+def _quantile_figure(layers: Sequence[Layer]) -> Figure:
+    chosen = style.evenly_spaced(layers, _PANELS)
+    return Figure(
+        "quantiles",
+        "Quantiles of the inputs",
+        f"Quantiles of the inputs of {len(chosen)} of {len(layers)} layers, divided by their robust SD, over "
+        "a Gaussian's (the diagonal), with a Cauchy's of the same quartiles.",
+        tuple(map(_quantile_panel, chosen)),
+        size=_size(len(chosen)),
+    )
+
+
+def _quantile_panel(layer: Layer) -> Panel:
+    values = layer.sample.sort().values
+    p = (torch.arange(len(values), dtype=torch.float64) + 0.5) / len(values)
+    gaussian = torch.special.ndtri(p).tolist()
+    cauchy = torch.tan(math.pi * (p - 0.5)) * 0.67449  # with the same quartiles as the Gaussian
+    measured = (values - values.quantile(0.5)) / layer.robust_sd
+    reach = max(4.5, 1.1 * measured.abs().max().item())
+    lines = (
+        Line("Gaussian", gaussian, gaussian, style.BLACK, "--", width=1),
+        Line("Cauchy", gaussian, cauchy.tolist(), style.VERMILION, ":"),
+        Line("inputs", gaussian, measured.tolist(), style.BLUE),
+    )
+    return Panel(layer.name, ("Gaussian quantile", ""), lines, limits=(None, (-reach, reach)))
 
 
 def _depth(rows: list[Row]) -> Any:

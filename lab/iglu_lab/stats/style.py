@@ -95,22 +95,6 @@ def evenly_spaced(items: Sequence[Item], most: int) -> Sequence[Item]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def panels(
-    names: Sequence[str], most: int, columns: int, width: float, height: float, **options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """A figure and one panel per name, for at most ``most`` evenly spaced names."""
-    names = evenly_spaced(names, most)
-    columns = min(columns, len(names))
-    lines = -(-len(names) // columns)
-    figure, grid = axes(lines, columns, width * columns, 0.6 + height * lines, **options)
-    for axis in grid.flat[len(names) :]:
-        axis.set_axis_off()
-    for axis, name in zip(grid.flat, names, strict=False):
-        axis.set_title(name, fontsize=9)
-        axis.tick_params(labelsize=8)
-    return figure, dict(zip(names, grid.flat, strict=False))
-
-
 def legend_below(figure: Any, columns: int) -> None:
     """One legend below the figure, each label of its axes once."""
     found = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in figure.axes)

@@ -8,6 +8,7 @@ from typing import Any
 
 from iglu_lab.bench.figures import speed_figure
 from iglu_lab.bench.sessions import Timing, grouped
+from iglu_lab.probe.pictures import hill_figure
 from iglu_lab.recipes import spec_of
 from iglu_lab.report.comparisons import SHOTS
 from iglu_lab.report.content import EpochCurve
@@ -16,7 +17,7 @@ from iglu_lab.report.figures.description import Figure, Line, Panel, activation_
 from iglu_lab.report.gather import Gathered
 from iglu_lab.report.second_round import samples_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
-from iglu_lab.stats.style import BLACK, BLUE, colour, evenly_spaced
+from iglu_lab.stats.style import colour
 
 _MOST_LINES = 12  # of curves in one figure
 _MOST_OF_A_KIND = 6
@@ -147,26 +148,5 @@ def _shot_panel(samples: Sequence[Sample], metric: str) -> Panel:
 def _hills(found: Gathered) -> Iterator[Figure]:
     """Of probes whose file has the curve."""
     for probe in found.probes:
-        hills = list(probe.body["hill"].items())
-        if not hills:
-            continue
-        chosen = evenly_spaced(hills, _HILL_PANELS)
-        count = len(chosen)
-        highest = max(0.25, 1.15 * max(value for _, curve in chosen for value in curve["xi"]))
-        yield Figure(
-            key_of(f"hill-{probe.name}"),
-            f"Hill plots: {probe.name}",
-            f"Hill's xi against k for {count} of {len(hills)} layers of {probe.name}, with the 95% band it "
-            "would have for independent values, and the xi that a Gaussian gives at the same k.",
-            tuple(_hill_panel(layer, curve, highest) for layer, curve in chosen),
-            size=(3.0 * min(count, 3), 0.6 + 2.4 * -(-count // 3)),
-        )
-
-
-def _hill_panel(layer: str, curve: dict[str, list[float]], highest: float) -> Panel:
-    k, label = curve["k"], "Hill's xi = 1/alpha, 95% if independent"
-    lines = (
-        Line(label, k, curve["xi"], BLUE, low=curve["xi_low"], high=curve["xi_high"]),
-        Line("a Gaussian's", k, curve["gaussian_xi"], BLACK, "--"),
-    )
-    return Panel(layer, ("k", ""), lines, ("log", "linear"), (None, (0, highest)))
+        if probe.body["hill"]:
+            yield hill_figure(key_of(f"hill-{probe.name}"), probe.name, probe.body["hill"], _HILL_PANELS)

@@ -33,7 +33,7 @@ from iglu_lab.report.summary import loss_table
 from iglu_lab.runs.folder import Row, Run
 from iglu_lab.stats.statistics import Estimate
 from iglu_lab.stats.style import shade
-from iglu_lab.stats.tabulate import letter, numbered
+from iglu_lab.stats.tabulate import letter, numbered, p_cell
 from iglu_lab.sweep.estimate import format_duration, wall_seconds
 from iglu_lab.sweep.grid import Plan
 from iglu_lab.training.tails import TailObserver
@@ -228,6 +228,22 @@ def test_numbers_without_a_value_are_shown_as_such() -> None:
         "-0.01",
         "1,234.57",
     ]
+
+
+def test_what_rounds_to_zero_has_no_minus_sign() -> None:
+    texts = [numbered(value, 2, "+").text for value in (-0.004, -0.0, 0.004, -0.006)]
+    assert texts == ["+0.00", "+0.00", "+0.00", "-0.01"]
+    assert Estimate(-1e-17, -1.0, 1.0, 4).text(2, "+") == "+0.00 ± 1.00"
+    assert Estimate(-1e-17, -1e-17, 1.0, 4).span() == "0.00 [0.00, 1.00]"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.000"), (0.0012, "0.001"), (0.001, "0.001"), (0.0009, "< 0.001"), (0.0, "< 0.001"), (None, "")],
+)
+def test_no_p_value_is_shown_as_zero(value: float | None, text: str) -> None:
+    assert p_cell(value).text == text
+    assert p_cell(value).number == value
 
 
 def test_letters_continue_after_z() -> None:

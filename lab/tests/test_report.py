@@ -440,6 +440,15 @@ def test_speed_claims_follow_the_quotients_of_rounds(tmp_path):
     assert claim(found, "IGLU-Approx is faster than GELU (as the paper").verdict == "not enough evidence"
 
 
+def test_speeds_at_other_sizes_are_listed_by_size_and_not_counted(tmp_path):
+    write_bench(tmp_path / "papers", {"iglu_approx": 4.0, "relu": 4.0, "gelu": 8.0, "identity": 1.0})
+    other = write_bench(tmp_path / "small", {"iglu_approx": 9.0, "gelu": 6.0})
+    other.write_text(other.read_text().replace("10000", "1000"))
+    judged = claim(claims.all_claims(gather([tmp_path])), "IGLU-Approx is faster than GELU (as this")
+    assert judged.verdict == "holds"
+    assert "not counted: 1k: 1.50 [1.50, 1.50]." in judged.evidence
+
+
 @pytest.mark.parametrize(
     ("changes", "gain", "verdict"),
     [

@@ -299,6 +299,20 @@ def test_the_ranking_changes_only_with_opposite_signs_or_an_interaction(
     assert "IGLU minus ReLU has opposite signs" in judged.notes[0] or not better_rate
 
 
+def test_rates_whose_runs_diverged_in_different_seeds_have_no_interaction(tmp_path: Path) -> None:
+    def value(activation: str, seed: int, rate: float) -> dict[str, Any]:
+        is_lost = activation == "relu" and (seed > 51) == (rate > 2e-3)
+        gain = noise(seed, f"{activation}{rate}")
+        return {"test_acc": math.nan if is_lost else 50 + seed + gain, "test_loss": 1.0}
+
+    judged = table(write_grid(tmp_path, "learning-rate", RATES, value), "round2-learning-rate")
+    assert [row[0].text for row in judged.rows] == [
+        "IGLU minus ReLU, at 0.001",
+        "IGLU minus ReLU, at 0.001 and 0.003",
+        "IGLU minus GELU, at 0.001",
+    ]
+
+
 # -- pilots --------------------------------------------------------------------------------------------
 
 

@@ -217,9 +217,12 @@ def _probe(path: Path) -> Tails:
 
 def _layer(row: dict[str, Any]) -> dict[str, Any]:
     """Keep the fields that have the expected type: text or a number."""
-    words = {key: row[key] for key in ("verdict", "note") if isinstance(row.get(key), str)}
-    numbers = {key: value for key, value in row.items() if key not in _WORDS and is_number(value)}
-    return {"layer": str(row["layer"]), **words, **numbers}
+    row = row | {"layer": str(row["layer"])}
+    return {
+        key: value
+        for key, value in row.items()
+        if (isinstance(value, str) if key in _WORDS else is_number(value))
+    }
 
 
 def _is_curve(curve: Any) -> bool:

@@ -22,8 +22,8 @@ from iglu_lab.stats.contrasts import (
     judge,
     paired,
 )
-from iglu_lab.stats.statistics import estimate, t_quantile
-from iglu_lab.stats.tabulate import Table, estimated, numbered
+from iglu_lab.stats.statistics import estimate, paired_difference, t_quantile
+from iglu_lab.stats.tabulate import Table, estimated, numbered, p_cell
 from iglu_lab.sweep.grid import Contrast
 
 DEFAULT_MARGIN = 0.5  # points, where a plan names none
@@ -140,7 +140,7 @@ def _outcomes_table(
 ) -> Table:
     digits, title = digits_of(planned.plan.metric), planned.grid.title
     rows = [
-        (each.text, family, estimated(each.difference.estimate, digits, "+"), numbered(each.p_value, 3),
+        (each.text, family, estimated(each.difference.estimate, digits, "+"), p_cell(each.p_value),
          outcome(each))
         for family, results in families.items()
         for each in results
@@ -300,11 +300,13 @@ def judged_rates(planned: PlannedGrid) -> dict[str, list[ComparisonResult]]:
         chosen = gap((one, rates[one]), (other, rates[other]))
         if min(len(fixed), len(chosen)) < 2:
             continue
-        both = {"chosen": chosen, "fixed": fixed, "zero": dict.fromkeys(fixed, 0.0)}
-        pairs[f"{text}, at {FIXED_RATE:g}"] = paired(both, ["fixed"], ["zero"])
+        pairs[f"{text}, at {FIXED_RATE:g}"] = MeanDifference.of(estimate(fixed.values()))
         if {rates[one], rates[other]} != {FIXED_RATE}:
-            pairs[f"{text}, at {rates[one]:g} and {rates[other]:g}"] = paired(both, ["chosen"], ["zero"])
-            interactions[f"{text}, interaction"] = paired(both, ["chosen"], ["fixed"])
+            at_chosen = f"{text}, at {rates[one]:g} and {rates[other]:g}"
+            pairs[at_chosen] = MeanDifference.of(estimate(chosen.values()))
+            change = paired_difference(chosen, fixed)
+            if change is not None and change.has_interval:
+                interactions[f"{text}, interaction"] = MeanDifference.of(change)
     margin = plan.margin or DEFAULT_MARGIN
     return {"pairs": judge(pairs, margin), "interactions": judge(interactions, margin)}
 

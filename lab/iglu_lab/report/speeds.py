@@ -64,4 +64,4 @@ def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
             is_meant = name == "iglu_approx" and kernel == (DIRECT if is_direct else "auto")
             if is_meant and other is not None and elements != 10_000:
                 ratios[elements] = quotient(row, other)
-    return ", ".join(f"{size_text(elements)} {ratio.span()}" for elements, ratio in sorted(ratios.items()))
+    return ", ".join(f"{size_text(elements)}: {ratio.span()}" for elements, ratio in sorted(ratios.items()))

@@ -33,7 +33,7 @@ from iglu_lab.stats.comparison import (
     setting_label,
     setting_of,
 )
-from iglu_lab.stats.tabulate import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered
+from iglu_lab.stats.tabulate import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered, p_cell
 
 _OURS_NOTE = (
     "Ours: runs of the paper's own recipe, mean over seeds ± the 95% t-interval, of the last epoch; in "
@@ -219,7 +219,7 @@ def _grid_table(task: ComparedTask, key: str) -> Table:
         rows.append(
             (
                 spec_of(name).label, _ours_cell(sample, task.metric),
-                estimated(one.found if one else None, digits_of(task.metric), "+"), numbered(p_value, 3),
+                estimated(one.found if one else None, digits_of(task.metric), "+"), p_cell(p_value),
                 f"{one.category} {one.within}".strip() if one else "",
                 _ours_cell(sample, "test_loss"), estimated(losses.get(name), digits_of("test_loss"), "+"),
             )

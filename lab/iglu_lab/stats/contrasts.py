@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from iglu_lab.stats.statistics import Estimate, holm, seeds_needed, t_quantile
+from iglu_lab.stats.statistics import Estimate, estimate, holm, seeds_needed, t_quantile
 
 Values = Mapping[str, Mapping[int, float]]  # by activation, then by seed
 Category = Literal["better", "worse", "equivalent", "inconclusive"]
@@ -75,9 +75,8 @@ def paired(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDif
     >>> paired({"a": {0: 5.0, 1: 7.0}, "b": {0: 4.0, 1: 5.0}}, ["a"], ["b"])
     MeanDifference(value=1.5, error=0.5, freedom=1, seeds=2)
     """
-    pairs = _contrasts({name: values[name] for name in (*plus, *minus)}, plus, minus).values()
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
-    return MeanDifference(statistics.fmean(pairs), error, len(pairs) - 1, len(pairs))
+    named = {name: values[name] for name in (*plus, *minus)}
+    return MeanDifference.of(estimate(_contrasts(named, plus, minus).values()))
 
 
 def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDifference:

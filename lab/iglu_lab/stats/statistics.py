@@ -11,6 +11,15 @@ from typing import NamedTuple, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
+def rounded(value: float, digits: int, sign: str = "") -> str:
+    """In so many digits, with commas; ``sign="+"`` for a difference.  What rounds to 0 has no minus sign.
+
+    >>> rounded(1234.5, 1, "+"), rounded(-0.001, 2)
+    ('+1,234.5', '0.00')
+    """
+    return f"{round(value, digits) + 0.0:{sign},.{digits}f}"
+
+
 class Estimate(NamedTuple):
     """An estimate and its 95% interval, which is infinite if the sample is too small."""
 
@@ -26,8 +35,8 @@ class Estimate(NamedTuple):
         >>> Estimate(1.0, 0.5, 1.5, 3).text(1, "+")
         '+1.0 ± 0.5'
         """
-        value = f"{self.value:{sign},.{digits}f}"
-        return f"{value} ± {(self.high - self.low) / 2:,.{digits}f}" if self.has_interval else value
+        value = rounded(self.value, digits, sign)
+        return f"{value} ± {rounded((self.high - self.low) / 2, digits)}" if self.has_interval else value
 
     def span(self, digits: int = 2) -> str:
         """The value with both bounds of an asymmetric interval, if there is one.
@@ -35,8 +44,8 @@ class Estimate(NamedTuple):
         >>> Estimate(1.0, 0.9, 1.3, 50).span()
         '1.00 [0.90, 1.30]'
         """
-        value = f"{self.value:.{digits}f}"
-        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]" if self.has_interval else value
+        value, low, high = (rounded(each, digits) for each in self[:3])
+        return f"{value} [{low}, {high}]" if self.has_interval else value
 
     def __str__(self) -> str:
         return self.text()

@@ -22,7 +22,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from iglu_lab.stats.statistics import Estimate
+from iglu_lab.stats.statistics import Estimate, rounded
 
 Mark = Literal["", "best", "second"]
 Tone = Literal["", "ours", "quiet"]
@@ -45,13 +45,14 @@ NOT_RUN = Cell("not run")
 
 
 def numbered(value: float | None, digits: int = 2, sign: str = "") -> Cell:
-    """
-    >>> numbered(1234.5, 1, "+").text
-    '+1,234.5'
-    """
     if value is None or not math.isfinite(value):
         return NONE if value is None else Cell("none")
-    return Cell(f"{value:{sign},.{digits}f}", value)
+    return Cell(rounded(value, digits, sign), value)
+
+
+def p_cell(value: float | None) -> Cell:
+    """A p-value, which is never 0."""
+    return Cell("< 0.001", value) if value is not None and value < 0.001 else numbered(value, 3)
 
 
 def estimated(found: Estimate | None, digits: int, sign: str = "", note: str = "") -> Cell:

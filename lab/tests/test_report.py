@@ -27,6 +27,7 @@ from iglu_lab.report.content import Claim, Report
 from iglu_lab.report.figures.functions import function_figures
 from iglu_lab.report.figures.render import draw, numbers
 from iglu_lab.report.gather import Gathered, gather
+from iglu_lab.report.page import render
 from iglu_lab.report.tables import all_tables as tables_of
 from iglu_lab.report.tables import table5
 from iglu_lab.report.verdicts import side
@@ -321,7 +322,7 @@ def test_table_5_has_the_tails_of_reduced_networks_with_normalisation_and_withou
 
     def reduced() -> list[tuple[str, str]]:
         found = table5(gather([tmp_path]))
-        at = found.headers.index(("reduced, over seeds", "alpha"))
+        at = found.headers.index(("alpha, first batch, k = 100: reduced", "over seeds"))
         cells = [line[at] for line in found.rows if line[0].text == "ResNet-20"]
         return [(cell.text.split()[0], cell.note.partition(": ")[0]) for cell in cells]
 
@@ -329,6 +330,10 @@ def test_table_5_has_the_tails_of_reduced_networks_with_normalisation_and_withou
     figures = {"test_acc": 50.0, "tails": {"act1": {"alpha": 4.0, "excess": 4.5}}}
     write_run(tmp_path, small.replace(activation="relu", norm=False), figures)
     assert reduced() == [("9.0", "relu"), ("4.0", "relu")]
+    page = render(Report(tables=(table5(gather([tmp_path])),)))
+    shown = page.partition('id="table5"')[2].partition("</table>")[0]
+    assert "not run here" not in page
+    assert all(f"<span>{text}</span>" in shown for text in ("10.4", "9.0", "4.0"))
 
 
 # -- claims --------------------------------------------------------------------------------------------

@@ -371,5 +371,5 @@ def _reduced_tails(found: Gathered) -> Judgement | None:
         return None
     kinds = {network.startswith("resnet") for network in networks}
     verdict, words = _heavier(networks)
-    scale = f"{counted(len(networks), 'network')}, each with its number"
+    scale = counted(len(networks), "network")
     return Judgement(verdict if kinds == {True, False} else OPEN, scale, words)

@@ -130,7 +130,7 @@ def _by_measured(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
         if places:
             measured.append(_measured_part(table, places))
         else:
-            (rest if own or table.key == "errata" else measured).append(table)
+            (rest if own else measured).append(table)
     return measured, rest
 
 

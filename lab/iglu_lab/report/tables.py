@@ -275,7 +275,7 @@ def table5(found: Gathered) -> Table:
     headers = (
         "network", "normalisation", (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
         *tails.HEADERS[1:5], ("sigma", "paper"), tails.HEADERS[5],
-        ("reduced, over seeds", "alpha"), ("reduced, over seeds", "xi over a Gaussian's"),
+        (f"{alpha}: reduced", "over seeds"), ("excess: reduced", "over seeds"),
     )  # fmt: skip
     rows = []
     for row, sample in reduced.items():

@@ -86,6 +86,7 @@ elif way == "epochs":
     for epoch in range(3):
         print(json.dumps({"acc": value + epoch}))
 elif way == "fails":
+    print("a traceback", file=sys.stderr)
     sys.exit("no data")
 """
 
@@ -147,7 +148,10 @@ def test_a_comparison_writes_its_plan_its_runs_and_every_form_of_the_result(
     assert body["activations"]["gelu"]["verdict"] == verdict
     for text in (shown, str(result), result._repr_html_(), *map(_read, ("compare.md", "compare.html"))):
         assert str(verdict) in text
-    assert "<script" not in _read("compare.html")
+    page = _read("compare.html")
+    assert "<script" not in page
+    assert page.count("<img") == 2  # forest plot and learning curves
+    assert "ours" not in page.partition("</style>")[2]  # not the report's plot, which compares with the paper
     assert (out / "runs.csv").read_text().count("\n") == 7
 
 
@@ -361,7 +365,10 @@ def test_a_script_is_compared_through_its_environment(way: str) -> None:
 def test_a_script_that_fails_shows_the_last_line_of_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--metric", "acc", *TWO, "--", sys.executable, "script.py", "fails"]
     assert cli.compare(command) == cli.FAILED
-    assert "status 1: no data" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "failed: relu_seed=0: its process ended with status 1: no data\n" in shown
+    assert "a traceback" not in shown
+    assert Path("compare/failures/relu_seed=0.txt").read_text() == "a traceback\nno data"
 
 
 # -- the activation is used ---------------------------------------------------------------------------
@@ -463,9 +470,10 @@ def test_a_run_without_a_metric_stops_the_comparison_with_one_line(
     function: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.compare([f"their_code:{function}", *TWO, "--allow-unchanged"]) == cli.USER_ERROR
-    said = capsys.readouterr().err
+    shown, said = capsys.readouterr()
     assert message in said
     assert said.count("\n") == 1
+    assert message not in shown
 
 
 def test_a_script_without_a_json_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -478,7 +486,9 @@ def test_a_script_without_a_json_line_is_one_line(capsys: pytest.CaptureFixture[
 
 
 def test_a_folder_of_another_comparison_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    Log(_folder("compare") / "runs.jsonl").begin(_plan(task="their_code:run"))
+    log = Log(_folder("compare") / "runs.jsonl")
+    log.begin(_plan(task="their_code:run"))
+    log.add(Outcome(Job("run", "relu", 0), "finished", {"acc": 1.0}))
     before = Path("compare/runs.jsonl").read_bytes(), Path("compare/plan.toml").read_bytes()
     assert cli.compare(["their_code:number", *TWO]) == cli.USER_ERROR
     assert "another comparison, of their_code:run" in capsys.readouterr().err
@@ -486,6 +496,55 @@ def test_a_folder_of_another_comparison_is_left_as_it_is(capsys: pytest.CaptureF
     (_folder("full") / "thesis.txt").touch()
     assert cli.compare(["their_code:number", *TWO, "--out", "full"]) == cli.USER_ERROR
     assert "thesis.txt" in capsys.readouterr().err
+
+
+def test_a_plan_without_runs_is_replaced() -> None:
+    """After a wrong command, the right one has the same folder."""
+    flags = ["--metric", "acc", "--seeds", "1", *TWO]
+    assert cli.compare([*flags, "--", "./nowhere"]) == cli.USER_ERROR
+    assert cli.compare([*flags, "--", sys.executable, "script.py", "stdout"]) == 0
+    result = read_result("compare")
+    assert result.plan.name == "script.py"
+    assert not result.changes
+
+
+def test_a_metric_that_the_runs_do_not_have_leaves_the_plan_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["--", sys.executable, "script.py", "stdout"]
+    assert cli.compare(["--metric", "acc", "--seeds", "1", *TWO, *command]) == 0
+    before = Path("compare/runs.jsonl").read_bytes(), Path("compare/plan.toml").read_bytes()
+    assert cli.compare(["--metric", "accuracy", *command]) == cli.USER_ERROR
+    assert "no metric 'accuracy' but acc, loss" in capsys.readouterr().err
+    assert (Path("compare/runs.jsonl").read_bytes(), Path("compare/plan.toml").read_bytes()) == before
+
+
+@pytest.mark.parametrize("value", [None, 1e150])
+def test_a_run_without_a_number_in_the_chosen_metric_has_diverged(value: float | None) -> None:
+    """Also if it has finished by another metric, or its number has no finite square."""
+    plan = _plan(metric="loss", seeds=3)
+    rows = {
+        (job.activation, job.seed): Outcome(
+            job, "finished", {"acc": 1.0, "loss": _expected("relu", job.seed)}
+        )
+        for job in plan.jobs()
+    }
+    rows["gelu", 1] = Outcome(Job("f", "gelu", 1), "finished", {"acc": 1.0, "loss": value})
+    (gelu,) = CompareResult(plan, rows).compared
+    assert (gelu.finished, gelu.diverged) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("package.train:run", "run"),
+        ("python train.py --url http://host:80", "train.py"),
+        ("torchrun --nproc-per-node 2 code/train.py", "train.py"),
+        ("./train.sh", "train.sh"),
+    ],
+)
+def test_a_comparison_has_the_name_of_its_function_or_script(task: str, name: str) -> None:
+    assert _plan(task=task).name == name
 
 
 def test_numbers_are_read_from_what_runs_return() -> None:
@@ -566,6 +625,9 @@ def test_a_pilot_prints_the_seeds_needed_and_is_not_counted(capsys: pytest.Captu
     assert "another comparison" in capsys.readouterr().err
     assert cli.compare(["their_code:number", *flags]) == 0
     assert {seed for _, seed in read_result("compare").rows} == {0, 1, 2}
+    # What is not given is taken from the plan.
+    assert cli.compare(["their_code:number", "--pilot", "3", "--allow-unchanged"]) == 0
+    assert "A difference of the margin, 1," in capsys.readouterr().out
 
 
 def test_the_seeds_that_a_pilot_asks_for_are_those_of_uncorrelated_pairs() -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from iglu_lab import extensions
 from iglu_lab.comparing.output import write_result
-from iglu_lab.comparing.plan import LOG, PLAN, Log, make_plan, read_plan
+from iglu_lab.comparing.plan import LOG, PLAN, Log, Plan, make_plan, read_plan
 from iglu_lab.comparing.result import CompareResult
 from iglu_lab.comparing.worker import (
     OUTPUT,
@@ -40,6 +41,9 @@ from iglu_lab.sweep.pool import PoolObserver, Progress, Report, run_pool
 FAILURES = "failures"  # folder of tracebacks
 PILOT = "pilot.jsonl"
 PILOT_SEED = 1_000_000  # the first: pilot runs share no seed with the comparison
+_FOLLOWERS = {
+    "seeds": ("looks", "spending"), "metric": ("lower_is_better",), "activations": ("reference",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,22 +123,22 @@ def run_comparison(
     _check_folder(out)
     with lock_run(out):
         log = Log(out / LOG)
-        # Looks belong to a number of seeds.
-        before = read_plan(out)
-        if given.get("seeds") not in (None, before.get("seeds")):
-            before = {name: value for name, value in before.items() if name not in ("looks", "spending")}
-        if given.get("metric") not in (None, before.get("metric")):
-            before.pop("lower_is_better", None)
-        if given.get("activations") is not None:
-            before.pop("reference", None)
-        stated = {name: value for name, value in given.items() if value is not None}
-        plan = make_plan({**before, **stated, "task": source.name, "code": source.code})
+        plan = _plan(source, given, out)
         log.begin(plan)
-        jobs = [job for job in plan.jobs() if (job.activation, job.seed) not in log.rows]
-        failures = _run(jobs, source, plan.metric, out, log, options)
+        failures = _run(CompareResult(plan, log.rows).missing, source, plan.metric, out, log, options)
         result = CompareResult(plan, log.rows, log.changes, failures, out)
         write_result(result, out)
     return result
+
+
+def _plan(source: _Source, given: dict[str, Any], out: Path) -> Plan:
+    """The plan in ``out`` with what is given, without the fields that follow from it."""
+    before = read_plan(out)
+    stated = {name: value for name, value in given.items() if value is not None}
+    for name, followers in _FOLLOWERS.items():
+        if name in stated and stated[name] != before.get(name):
+            before = {field: value for field, value in before.items() if field not in followers}
+    return make_plan({**before, **stated, "task": source.name, "code": source.code})
 
 
 def _check_folder(out: Path) -> None:
@@ -183,10 +187,10 @@ def run_pilot(
     if seeds < 2:
         raise UserError(f"--pilot must be at least 2, got {seeds}")
     source = _source(work)
-    plan = make_plan({**given, "task": source.name, "code": source.code})
     _check_folder(out)
     with lock_run(out):
         log = Log(out / PILOT)
+        plan = _plan(source, given, out)
         log.begin(plan)
         jobs = [Job(plan.name, plan.reference, PILOT_SEED + number) for number in range(seeds)]
         missing = [job for job in jobs if (job.activation, job.seed) not in log.rows]
@@ -299,6 +303,8 @@ class _Recorder(PoolObserver[Job, Outcome]):
         path = self.out / FAILURES / f"{result.item.folder_name}.txt"
         if result.status == "failed":
             self.failures.append(result)
+            if result.is_input_error:  # the error that ends the comparison
+                return
             if result.traceback:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(result.traceback, encoding="utf-8")
@@ -329,7 +335,8 @@ def _run(
         source.work, metric, out.resolve(), os.getcwd(), threads, tuple(extensions.imported),
         options.allow_unchanged, source.is_forked,
     )  # fmt: skip
-    with _display(options.console, len(jobs)) as shown:
+    display = SweepDisplay(options.console, len(jobs)) if options.console is not None else None
+    with display or contextlib.nullcontext(PoolObserver[Job, Outcome]()) as shown:
         per_seed = len({job.activation for job in jobs})
         recorder = _Recorder(log, out, per_seed, shown)
 
@@ -358,15 +365,6 @@ def _whole(gpus: float | None) -> int:
     return int(gpus)
 
 
-@contextlib.contextmanager
-def _display(console: Terminal | None, total: int) -> Iterator[PoolObserver[Job, Outcome]]:
-    if console is None:
-        yield PoolObserver()
-    else:
-        with SweepDisplay(console, total) as display:
-            yield display
-
-
 def _run_on_ray(
     jobs: Sequence[Job],
     task: RunTask,
@@ -376,7 +374,8 @@ def _run_on_ray(
 ) -> None:
     ray = load_ray()
     if task.is_forked:  # by value, since a node cannot fork this process
-        task = replace(task, work=_Pickled(ray.cloudpickle.dumps(task.work)), is_forked=False)
+        pickled = functools.partial(_call_pickled, ray.cloudpickle.dumps(task.work))
+        task = replace(task, work=pickled, is_forked=False)
     assert options.ray is not None
     run_cluster(
         jobs, _Execute(task, options.time_limit), lambda job, outcome: outcome, task.failed,
@@ -385,16 +384,10 @@ def _run_on_ray(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Pickled:
-    """A function by value."""
+def _call_pickled(function: bytes, activation: str, seed: int) -> Any:
+    from ray import cloudpickle
 
-    content: bytes
-
-    def __call__(self, activation: str, seed: int) -> Any:
-        from ray import cloudpickle
-
-        return cloudpickle.loads(self.content)(activation=activation, seed=seed)
+    return cloudpickle.loads(function)(activation=activation, seed=seed)
 
 
 class _Last(PoolObserver[Job, Outcome]):

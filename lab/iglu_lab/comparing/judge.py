@@ -35,9 +35,9 @@ class Verdict(NamedTuple):
 
     category: Category | None  # None: no verdict
     difference: MeanDifference | None  # from at least two seeds
-    p_value: float = math.nan  # Holm-adjusted
+    p_value: float | None = None  # Holm-adjusted
     reason: str = ""  # why there is no verdict, or not the one that the numbers alone would give
-    detectable: float = math.nan
+    detectable: float | None = None
     needed: int | None = None  # seeds, where it is inconclusive and there is a margin
 
 
@@ -49,7 +49,7 @@ def judge_all(
 ) -> dict[str, Verdict]:
     """Judge one family of comparisons.  Those without a number stay in the family: with p = 1."""
     differences = {name: _difference(case) for name, case in cases.items()}
-    reasons = {name: _reason(each) for name, each in differences.items()}
+    reasons = {name: _reason(each, cases[name]) for name, each in differences.items()}
     family = {name: _UNKNOWN if each is None or reasons[name] else each for name, each in differences.items()}
     found = {each.text: each for each in judge(family, margin or 0.0, lower_is_better, level, level)}
     strictest = level / len(cases)
@@ -71,12 +71,12 @@ def _difference(case: Case) -> MeanDifference | None:
     return paired(values, ["values"], ["reference"]) if len(common_seeds(values)) > 1 else None
 
 
-def _reason(difference: MeanDifference | None) -> str:
+def _reason(difference: MeanDifference | None, case: Case) -> str:
     """Why there can be no verdict."""
-    seeds = 0 if difference is None else difference.seeds
-    if difference is None or seeds < FEWEST_SEEDS:
+    if difference is None or difference.seeds < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds have a number for both"
-    if difference.error == 0:
+    rounding = 1e-12 * max(map(abs, (*case.values.values(), *case.reference.values())))
+    if difference.error <= rounding:
         return "the same difference in every seed: does the run use its activation and its seed?"
     return ""
 

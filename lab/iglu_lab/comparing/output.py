@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -16,8 +15,7 @@ from iglu_lab.report.curves import band
 from iglu_lab.report.figures.description import Figure, Line, Panel
 from iglu_lab.report.figures.measured import curve_panel
 from iglu_lab.report.figures.render import write_figures
-from iglu_lab.report.forest import forest
-from iglu_lab.report.page import CATEGORIES, asset, html_environment, is_prose
+from iglu_lab.report.page import asset, html_environment, is_prose
 from iglu_lab.runs import provenance
 from iglu_lab.stats.style import BLACK, GREEN, GREY, VERMILION
 from iglu_lab.stats.tabulate import csv_text, finite, markdown
@@ -30,18 +28,17 @@ _MOST_PANELS = 6  # of learning curves
 
 def write_result(result: CompareResult, out: Path) -> Path:
     """Write all files; return the path of the page."""
-    shown = [each for each in result.compared if each.found is not None]
     for stale in ("forest.png", "forest.svg", "curves.png", "curves.svg"):  # of fewer seeds
         (out / stale).unlink(missing_ok=True)
-    figures = [forest_figure(result, shown)] if shown else []
-    curves = curve_figure(result)
-    written = write_figures([*figures, *([curves] if curves else [])], out)
+    shown = [each for each in result.compared if each.found is not None]
+    figures = [forest_figure(result, shown) if shown else None, curve_figure(result)]
+    written = write_figures([each for each in figures if each is not None], out)
     table = result.table()
     texts = {
         "compare.csv": csv_text(table),
         "runs.csv": result.runs_csv(),
         "compare.md": markdown(table),
-        PAGE: page(result, written, shown),
+        PAGE: page(result, written),
     }
     for name, text in texts.items():
         with write_atomically(out / name) as file:
@@ -53,24 +50,25 @@ def write_result(result: CompareResult, out: Path) -> Path:
 def forest_figure(result: CompareResult, shown: list[Compared]) -> Figure:
     """Each difference to the reference with its 95% interval, the best on top; the margin is dashed."""
     plan = result.plan
-    ordered = sorted(shown, key=lambda each: each.gain.value, reverse=True)
-    lines = [Line("", (0, 0), (-0.6, len(ordered) - 0.4), BLACK, width=0.9)]
+    found = [(each, each.found) for each in shown if each.found is not None]
+    found.sort(key=lambda pair: pair[1].value, reverse=not plan.lower_is_better)
+    height = (-0.6, len(found) - 0.4)
     bounds = () if plan.margin is None else (-plan.margin, plan.margin)
-    lines += [Line("", (x, x), (-0.6, len(ordered) - 0.4), GREY, "--", width=0.9) for x in bounds]
-    for place, each in enumerate(ordered):
-        assert each.found is not None
+    lines = [Line("", (0, 0), height, BLACK, width=0.9)]
+    lines += [Line("", (x, x), height, GREY, "--", width=0.9) for x in bounds]
+    for place, (each, difference) in enumerate(found):
         look = _COLOURS.get(each.category or "", GREY)
-        if each.found.has_interval:
-            lines.append(Line("", (each.found.low, each.found.high), (place, place), look, width=2))
-        lines.append(Line("", (each.found.value,), (place,), look, "", "o"))
+        if difference.has_interval:
+            lines.append(Line("", (difference.low, difference.high), (place, place), look, width=2))
+        lines.append(Line("", (difference.value,), (place,), look, "", "o"))
     labels = spec_of(plan.reference).label
-    names = tuple(f"{spec_of(each.activation).label}\n{each.category or ''}".rstrip() for each in ordered)
+    names = tuple(f"{spec_of(each.activation).label}\n{each.category or ''}".rstrip() for each, _ in found)
     better = "lower" if plan.lower_is_better else "higher"
     label = f"{plan.metric} minus that of {labels}; {better} is better"
     return Figure(
         "forest", result.title,
         f"Differences in {plan.metric} to {labels} with 95% intervals, one line per activation.",
-        (Panel("", (label, ""), tuple(lines), names=names),), size=(7.2, 1.2 + 0.5 * len(ordered)),
+        (Panel("", (label, ""), tuple(lines), names=names),), size=(7.2, 1.2 + 0.5 * len(found)),
         columns=1,
     )  # fmt: skip
 
@@ -82,19 +80,19 @@ def curve_figure(result: CompareResult) -> Figure | None:
         return None
     panels: dict[str, list[EpochCurve]] = {}
     for activation in result.plan.activations:
-        rows = [row for row in result.rows_of(activation) if row.history]
-        for metric in dict.fromkeys(key for row in rows for key in row.history[0] if key != "epoch"):
+        rows = result.rows_of(activation)
+        histories = [row.history for row in rows if row.history and row.status == "finished"]
+        for metric in dict.fromkeys(key for history in histories for row in history for key in row):
             by_seed = [
                 {
                     epoch: value
-                    for epoch, each in enumerate(row.history, start=1)
-                    if (value := each.get(metric)) is not None
+                    for epoch, row in enumerate(history, start=1)
+                    if (value := row.get(metric)) is not None
                 }
-                for row in rows
-                if row.status == "finished"
+                for history in histories
             ]
             panels.setdefault(metric, []).extend(band("", activation, metric, by_seed))
-    panels = {metric: curves for metric, curves in panels.items() if curves}
+    panels = {metric: curves for metric, curves in panels.items() if curves and metric != "epoch"}
     ordered = sorted(panels, key=lambda metric: metric != result.plan.metric)[:_MOST_PANELS]
     if not ordered:
         return None
@@ -106,15 +104,12 @@ def curve_figure(result: CompareResult) -> Figure | None:
     )  # fmt: skip
 
 
-def page(result: CompareResult, figures: tuple[Figure, ...], shown: list[Compared]) -> str:
+def page(result: CompareResult, figures: tuple[Figure, ...]) -> str:
     """One self-contained file in the style of the report, without scripts."""
     loader = jinja2.PackageLoader("iglu_lab.comparing", "assets")
-    has_verdicts = bool(shown) and all(each.category for each in shown)
-    pictures: list[tuple[Figure, Any]] = [(each, picture_uri(each.paths[1])) for each in figures]
     return html_environment(loader).get_template(PAGE).render(
         result=result, table=result.table(), style=asset("page.css"), is_prose=is_prose,
-        forest=forest(shown, result.digits) if shown else None, has_verdicts=has_verdicts,
-        categories=CATEGORIES, figures=pictures,
+        figures=[(each, picture_uri(each.paths[1])) for each in figures],
         provenance=provenance.describe_provenance(provenance.collect()),
     )  # fmt: skip
 

@@ -57,8 +57,11 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the function or script, for progress."""
-        return self.task.rpartition(":")[2].split()[0]
+        """Of the function or script, for titles and progress."""
+        first, *others = self.task.split()
+        if not others and "/" not in first:
+            return first.rpartition(":")[2]
+        return Path(next((word for word in (first, *others) if word.endswith(".py")), first)).name
 
     def jobs(self) -> list[Job]:
         """Seeds are the outer loop, so that a complete comparison is available early."""
@@ -196,13 +199,23 @@ class Log:
         history = tuple(line.pop("history", ()))
         self.rows.setdefault((job.activation, job.seed), Outcome(job, history=history, **line))
 
-    def begin(self, plan: Plan) -> None:
-        """Write the plan, unless it is the last one of the log; plan.toml is that of the comparison."""
-        if self.plans and (old := self.plans[-1][1]["task"]) != plan.task:
+    def check(self, plan: Plan) -> None:
+        """Whether the runs are of this task, and have its metric."""
+        if self.rows and (old := self.plans[-1][1]["task"]) != plan.task:
             raise UserError(
                 f"{self.path.parent} contains another comparison, of {old}; this one is of {plan.task}. "
                 "Choose another --out."
             )
+        for row in self.rows.values():
+            if row.status == "finished" and plan.metric not in row.metrics:
+                raise UserError(
+                    f"the run of {row.item.activation} with seed {row.item.seed} has no metric "
+                    f"{plan.metric!r} but {', '.join(row.metrics)}. Choose another --metric or another --out."
+                )
+
+    def begin(self, plan: Plan) -> None:
+        """Write the plan, unless it is the last one of the log; plan.toml is that of the comparison."""
+        self.check(plan)
         if self.path.name == LOG:
             with write_atomically(self.path.parent / PLAN) as file:
                 file.write(plan.text().encode())

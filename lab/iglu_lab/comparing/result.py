@@ -12,14 +12,14 @@ from typing import Any
 
 from iglu.html_table import html_table
 from iglu_lab.comparing.judge import Case, Verdict, judge_all
-from iglu_lab.comparing.plan import FEWEST_SEEDS, LEVEL, LOG, Change, Log, Plan
+from iglu_lab.comparing.plan import FEWEST_SEEDS, LEVEL, LOG, Change, Log, Plan, make_plan, read_plan
 from iglu_lab.comparing.worker import Job, Outcome
 from iglu_lab.errors import UserError
 from iglu_lab.recipes import spec_of
 from iglu_lab.stats.comparison import counted, is_number
 from iglu_lab.stats.contrasts import Category
 from iglu_lab.stats.statistics import Estimate, estimate, paired_difference
-from iglu_lab.stats.tabulate import Cell, Table, csv_lines, estimated, numbered
+from iglu_lab.stats.tabulate import Table, csv_lines, estimated, numbered
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,23 @@ class Compared:
     """One activation."""
 
     activation: str
-    reference: str
-    metric: str
-    lower_is_better: bool
     mean: Estimate | None
     found: Estimate | None  # the difference to the reference, paired by seed
     verdict: Verdict
     finished: int
     diverged: int
-    seconds: float  # per run, mean
+    seconds: float | None  # per run, mean
     memory_mb: float | None  # the largest peak, of the GPU if it was used
-    published: None = None  # as the forest plots of the report have it
 
     @property
     def category(self) -> Category | None:
         return self.verdict.category
 
     @property
-    def gain(self) -> Estimate:
-        """The difference, signed so that above 0 is better."""
-        assert self.found is not None
-        return -self.found if self.lower_is_better else self.found
-
-    @property
     def verdict_text(self) -> str:
         """
         >>> verdict = Verdict("inconclusive", None, 0.3, "", 0.5, 12)
-        >>> Compared("gelu", "relu", "acc", False, None, None, verdict, 5, 0, 1.0, None).verdict_text
+        >>> Compared("gelu", None, None, verdict, 5, 0, 1.0, None).verdict_text
         'inconclusive; needs about n = 12 seeds'
         """
         needed = f"; needs about n = {self.verdict.needed} seeds" if self.verdict.needed else ""
@@ -97,23 +87,6 @@ class CompareResult:
         """By activation: better, worse, equivalent, inconclusive, or None for no verdict."""
         return {each.activation: each.category for each in self.compared}
 
-    def values(self, activation: str, seeds: int) -> dict[int, float]:
-        """The metric of the runs that finished, by seed."""
-        found = {seed: self._value(name, seed) for name, seed in self.rows if name == activation}
-        return {seed: value for seed, value in sorted(found.items()) if seed < seeds and value is not None}
-
-    def _value(self, activation: str, seed: int) -> float | None:
-        row = self.rows[activation, seed]
-        if row.status != "finished":
-            return None
-        value = row.metrics.get(self.plan.metric)
-        if not is_number(value):
-            raise UserError(
-                f"the run of {activation} with seed {seed} has no metric {self.plan.metric!r}, but "
-                f"{', '.join(row.metrics)}. Choose another --metric or another --out."
-            )
-        return value
-
     @property
     def _seeds(self) -> int:
         return self.look or self.plan.seeds
@@ -121,6 +94,17 @@ class CompareResult:
     def rows_of(self, activation: str) -> list[Outcome]:
         """The runs that are shown: while runs are missing, those of the last look."""
         return [row for (name, seed), row in self.rows.items() if name == activation and seed < self._seeds]
+
+    def values(self, activation: str) -> dict[int, float]:
+        """The metric of these runs, by seed, without the diverged ones."""
+        found = {row.item.seed: row.metrics.get(self.plan.metric) for row in self.rows_of(activation)}
+        return {
+            seed: value for seed, value in sorted(found.items()) if value is not None and is_number(value)
+        }
+
+    def diverged(self, activation: str) -> int:
+        """The number of these runs that have no number."""
+        return len(self.rows_of(activation)) - len(self.values(activation))
 
     @property
     def is_sealed(self) -> bool:
@@ -130,18 +114,16 @@ class CompareResult:
 
     def _compared(self, activation: str) -> Compared:
         plan, rows = self.plan, self.rows_of(activation)
-        values, reference = (self.values(name, self._seeds) for name in (activation, plan.reference))
+        values, reference = self.values(activation), self.values(plan.reference)
         mean = estimate(values.values()) if values else None
         if mean is not None and self.is_sealed:
             mean = mean._replace(low=-math.inf, high=math.inf)
         has_difference = activation != plan.reference and not self.is_sealed
         memory = [row.gpu_memory_mb or row.memory_mb for row in rows]
         return Compared(
-            activation, plan.reference, plan.metric, plan.lower_is_better, mean,
-            paired_difference(values, reference) if has_difference else None,
-            self._verdicts.get(activation, Verdict(None, None)), len(values),
-            sum(row.status == "diverged" for row in rows),
-            statistics.fmean(row.seconds for row in rows) if rows else math.nan,
+            activation, mean, paired_difference(values, reference) if has_difference else None,
+            self._verdicts.get(activation, Verdict(None, None)), len(values), self.diverged(activation),
+            statistics.fmean(row.seconds for row in rows) if rows else None,
             max((each for each in memory if each is not None), default=None),
         )  # fmt: skip
 
@@ -151,16 +133,8 @@ class CompareResult:
         if not self.look:
             return {}
         plan = self.plan
-        diverged = {
-            name: sum(row.status == "diverged" for row in self.rows_of(name)) for name in plan.activations
-        }
-        cases = {
-            name: Case(
-                self.values(name, self.look), self.values(plan.reference, self.look), diverged[name],
-                diverged[plan.reference],
-            )
-            for name in plan.others
-        }  # fmt: skip
+        reference, lost = self.values(plan.reference), self.diverged(plan.reference)
+        cases = {name: Case(self.values(name), reference, self.diverged(name), lost) for name in plan.others}
         return judge_all(cases, plan.margin, plan.lower_is_better, plan.level(self.look))
 
     # -- in words ------------------------------------------------------------------------------------
@@ -230,9 +204,9 @@ class CompareResult:
         rows = [
             (
                 spec_of(each.activation).label, each.finished, estimated(each.mean, digits),
-                estimated(each.found, digits, "+"), _measured(each.verdict.p_value, 3),
+                estimated(each.found, digits, "+"), numbered(each.verdict.p_value, 3),
                 "reference" if each.activation == plan.reference else each.verdict_text,
-                _measured(each.verdict.detectable, digits), _measured(each.seconds, 1),
+                numbered(each.verdict.detectable, digits), numbered(each.seconds, 1),
                 numbered(each.memory_mb, 0),
             )
             for each in (self.reference, *self.compared)
@@ -287,10 +261,6 @@ class CompareResult:
         }
 
 
-def _measured(value: float, digits: int) -> Cell:
-    return numbered(None if math.isnan(value) else value, digits)
-
-
 def _body(each: Compared) -> dict[str, Any]:
     verdict = each.verdict
     return {
@@ -310,11 +280,10 @@ def _body(each: Compared) -> dict[str, Any]:
 
 def read_result(out: Path | str) -> CompareResult:
     """The result of what a folder contains, without running anything."""
-    from iglu_lab.comparing.plan import make_plan, read_plan
-
     out = Path(out)
     given = read_plan(out)
     if not given:
         raise UserError(f"{out} contains no comparison: it has no plan.toml")
-    log = Log(out / LOG)
-    return CompareResult(make_plan(given), log.rows, log.changes, out=out)
+    plan, log = make_plan(given), Log(out / LOG)
+    log.check(plan)
+    return CompareResult(plan, log.rows, log.changes, out=out)

@@ -41,6 +41,10 @@ class InputError(ValueError):
     """What the function or script does makes a comparison impossible: no other run would do better."""
 
 
+class ScriptError(RuntimeError):
+    """A script ended with an error: one line, and what it wrote to stderr."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One run."""
@@ -112,6 +116,9 @@ class RunTask:
             outcome = _concluded(item, run(item, report), self.metric)
         except InputError as error:
             outcome = replace(self.failed(item, str(error)), is_input_error=True)
+        except ScriptError as error:
+            line, stderr = error.args
+            outcome = replace(self.failed(item, line), traceback=stderr)
         except (Exception, SystemExit) as error:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             outcome = replace(self.failed(item, line), traceback=traceback.format_exc())
@@ -175,9 +182,7 @@ class RunTask:
                 raise InputError(f"{self.work[0]} cannot be started: {error.strerror}") from error
         if ended.returncode != 0:
             shown = errors.read_text(encoding="utf-8", errors="replace").rstrip() or "(nothing on stderr)"
-            raise RuntimeError(
-                f"{describe_exit(ended.returncode)}: {shown.splitlines()[-1]}\n\n{shown[-20_000:]}"
-            )
+            raise ScriptError(f"{describe_exit(ended.returncode)}: {shown.splitlines()[-1]}", shown)
         rows = _json_rows(result) if result.exists() else []
         rows = rows or [row for row in _json_rows(said) if isinstance(row, dict)]
         if not rows:

@@ -315,6 +315,7 @@ def _prepare(
                 f"{CHANNEL_DIMS}"
             )
         channel_dim = -1
+    check_integer("channel_dim", channel_dim)
     if not -x.dim() <= channel_dim < x.dim():
         raise ValueError(
             f"{name} has {channels} values, one per channel, so channel_dim must be a dimension of x, "
@@ -335,6 +336,11 @@ def check_number(name: str, value: object, expected: str = "a number >= 0") -> f
     if not number >= 0:
         raise ValueError(f"{name} must be >= 0, got {value}")
     return number
+
+
+def check_integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
 
 
 def check_save(save: str, approximate: str) -> None:

@@ -8,7 +8,6 @@ parameter ``free_sigma``, the paper's sigma itself.  ``module.sigma`` reads the 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,14 +66,11 @@ class SigmaModule(nn.Module):
         self.learnable = learnable
         self.channel_dim = channel_dim
         self.constrain = constrain
+        _check_channels(channels, channel_dim, learnable)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype must be a floating-point dtype of torch or None, got {dtype!r}")
         if not learnable:
-            if channels is not None:
-                raise ValueError(f"channels={channels} needs learnable=True: a fixed sigma is one number")
             return
-        if channels is not None:
-            _check_channels(channels, channel_dim)
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"dtype must be a floating-point dtype, since sigma is a parameter, got {dtype}")
         if not 0 < self.start < math.inf and constrain:
             raise ValueError(
                 f"a learnable sigma starts above 0 and below inf, got {sigma}; "
@@ -134,12 +130,16 @@ def _check_start(module: nn.Module, sigma: object) -> float:
     return functional.check_number("sigma", sigma)
 
 
-def _check_channels(channels: int, channel_dim: int | None) -> None:
+def _check_channels(channels: int | None, channel_dim: int | None, learnable: bool) -> None:
     for name, value in (("channels", channels), ("channel_dim", channel_dim)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral | None):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
+        if value is not None:
+            functional.check_integer(name, value)
+    if channels is None:
+        return
     if channels < 1:
         raise ValueError(f"channels must be at least 1, got {channels}")
+    if not learnable:
+        raise ValueError(f"channels={channels} needs learnable=True: a fixed sigma is one number")
     if channel_dim is None:
         raise ValueError(
             f"channels={channels} needs channel_dim, the dimension of the input with {channels} channels: "
@@ -304,6 +304,7 @@ class IGLUGLU(SigmaModule):
             device: The device of the learnable parameter; the default device of torch if None.
             dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
         """
+        functional.check_integer("dim", dim)
         super().__init__(
             sigma, learnable=learnable, channels=channels, channel_dim=dim,
             constrain=constrain, device=device, dtype=dtype,

@@ -511,6 +511,8 @@ def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
         ),
         (lambda x: iglu.iglu(x, torch.ones(3, 1)), ValueError, r"one dimension, got shape \(3, 1\)"),
         (lambda x: iglu.iglu(x, torch.ones(3), channel_dim=4), ValueError, "from -2 to 1 .* got 4"),
+        (lambda x: iglu.iglu(x, torch.ones(3), channel_dim="1"), TypeError, "an integer, got '1'"),
+        (lambda x: iglu.iglu_gate(x, torch.ones(3), channel_dim=1.0), TypeError, "an integer, got 1.0"),
         (lambda x: iglu.iglu(x, torch.ones(3, dtype=torch.int64)), TypeError, "tensor of torch.int64"),
         (lambda x: iglu.iglu(x, approximate="tanh"), ValueError, "'none', 'rational', got 'tanh'"),
         (lambda x: iglu.iglu(x, approximate="rationale"), ValueError, "Did you mean 'rational'"),

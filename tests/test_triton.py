@@ -146,6 +146,15 @@ def test_without_triton_the_formulas_run_and_the_reason_names_the_command(fake_g
     assert "pip install triton" in iglu.explain(x)
 
 
+@pytest.mark.parametrize("text", ["import no_such_module", "raise RuntimeError('no driver')", "jit = None"])
+def test_a_broken_triton_is_a_reason_and_not_an_error(monkeypatch, tmp_path, text):
+    (tmp_path / "triton.py").write_text(text)
+    program = "from iglu.kernels import triton; print(*triton.load())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.stdout.startswith("None Triton cannot be imported ("), run.stderr
+
+
 @pytest.mark.parametrize(
     ("device", "name"),
     [("cuda", "triton"), ("mps", "reference"), ("xpu", "reference"), ("meta", "reference")],

@@ -42,7 +42,7 @@ def load() -> tuple[Any, str]:
     """The module of the kernels, or why it cannot be imported."""
     try:
         from iglu.kernels import triton_kernels
-    except ImportError as error:
+    except Exception as error:  # a broken or too old Triton raises others than ImportError
         return None, f"Triton cannot be imported ({error}); to enable it: pip install triton"
     return triton_kernels, ""
 

@@ -54,13 +54,17 @@ static void check(share *s, const float *x, int n)
     float y[KINDS][CHUNK];
     for (int kind = 0; kind < KINDS; kind++) {
         int is_df_dx = kind == EXACT_DF_DX || kind == RATIONAL_DF_DX;
-        iglu_call call = {.dimensions = 1, .sizes = {n}, .sigma = s->sigma};
+        iglu_call call = {.operation = is_df_dx ? IGLU_VALUE_BACKWARD : IGLU_VALUE,
+                          .family = kind < RATIONAL_VALUE ? IGLU_EXACT : IGLU_RATIONAL,
+                          .dtype = IGLU_F32,
+                          .dimensions = 1,
+                          .sizes = {n},
+                          .sigma = s->sigma};
         call.data[IGLU_X] = (char *)x, call.strides[IGLU_X][0] = 1;
         call.data[IGLU_FIRST] = (char *)y[kind], call.strides[IGLU_FIRST][0] = 1;
         if (is_df_dx)
             call.data[IGLU_GRAD] = (char *)&one; /* stride 0 */
-        iglu_run(is_df_dx ? IGLU_VALUE_BACKWARD : IGLU_VALUE, kind < RATIONAL_VALUE ? IGLU_EXACT : IGLU_RATIONAL,
-                 IGLU_F32, &call);
+        iglu_run(&call);
     }
     for (int i = 0; i < n; i++) {
         double expected[KINDS];

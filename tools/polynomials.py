@@ -116,9 +116,9 @@ TABLES = {
     "FAR_DF_DX": lambda t: far_df_dx(t * t),
 }
 # Of formulas.py, where torch multiplies and adds; those of arctan are excess_f32.
-SLOPE_TAIL = {
-    "float32": Fit("slope_tail_f32", far_df_dx, relative(far_df_dx), 12, None),
-    "float64": Fit("slope_tail_f64", far_df_dx, relative(far_df_dx), 22, None),
+DERIVATIVE_TAIL = {
+    "float32": Fit("derivative_tail_f32", far_df_dx, relative(far_df_dx), 12, None),
+    "float64": Fit("derivative_tail_f64", far_df_dx, relative(far_df_dx), 22, None),
 }
 NEAR_DF_DX_OVER = Fit(
     "near_df_dx_over", near_df_dx_over, lambda z: sqrt(z) / near_df_dx(sqrt(z)), 11, np.float32
@@ -344,10 +344,11 @@ def error_of(fit: Fit) -> str:
 
 def in_formulas() -> str:
     """The coefficients of iglu/formulas.py, lowest order first."""
-    single, double = SLOPE_TAIL["float32"], SLOPE_TAIL["float64"]
+    single, double = DERIVATIVE_TAIL["float32"], DERIVATIVE_TAIL["float64"]
     excess_fit = next(fit for fit in FITS if fit.name == "excess_f32")
     tails = "".join(
-        f"    torch.{name}: (\n{as_floats(fitted(fit)[1], 8)}\n    ),\n" for name, fit in SLOPE_TAIL.items()
+        f"    torch.{name}: (\n{as_floats(fitted(fit)[1], 8)}\n    ),\n"
+        for name, fit in DERIVATIVE_TAIL.items()
     )
     return f"""# Lowest order first, on [0, 1].  As a formula the first is 0/0 at z = 0; a polynomial is not.
 # g/t^3 = (arctan(t)/t - 1/(1+z))/(pi z) in z = t^2: relative error {error_of(single)} and {error_of(double)}

@@ -37,15 +37,7 @@ IGLU_INLINE REAL NAME(positive_part)(REAL x) { return x < 0 ? 0 : x; }
 IGLU_INLINE REAL NAME(from_tail)(REAL x, REAL tail) { return x < 0 ? tail : 1 - tail; }
 
 /* value (1 + error); value must be finite.  In HALF these errors are far below the rounding of the result. */
-IGLU_INLINE REAL NAME(corrected)(REAL value, REAL error)
-{
-#if HALF
-    (void)error;
-    return value;
-#else
-    return MADD(value, error, value);
-#endif
-}
+IGLU_INLINE REAL NAME(corrected)(REAL value, REAL error) { return HALF ? value : MADD(value, error, value); }
 
 /* -- exact ------------------------------------------------------------------------------------------- */
 
@@ -57,13 +49,8 @@ typedef struct {
 IGLU_INLINE NAME(argument) NAME(argument_of)(REAL x, CONSTANTS k)
 {
     REAL abs_x = NAME(clipped_abs)(x, k), a = k.sigma * abs_x, t = 1 / a;
-#if HALF
-    NAME(argument) u = {abs_x, a, 0, t, 0};
-#else
-    REAL a_low = MADD(k.sigma_low, abs_x, FUSED(k.sigma, abs_x, -a));
-    NAME(argument) u = {abs_x, a, a_low, t, MADD(-a_low, t, -FUSED(a, t, -1))};
-#endif
-    return u;
+    REAL a_low = HALF ? 0 : MADD(k.sigma_low, abs_x, FUSED(k.sigma, abs_x, -a));
+    return (NAME(argument)){abs_x, a, a_low, t, HALF ? 0 : MADD(-a_low, t, -FUSED(a, t, -1))};
 }
 
 /* arctan(a)/pi for a < 1, given excess(z); the linear term, which dominates, in double the precision. */
@@ -93,14 +80,12 @@ IGLU_INLINE REAL NAME(exact_gate)(REAL x, CONSTANTS k)
 
 #if HALF
 
-/* The gate at -a: one rational function of b = pi a for every a up to 2^20, where the gate has become 1/b in every
+/* The gate at -a is one rational function of b = pi a for every a up to 2^20, where the gate has become 1/b in every
  * significant digit and b^5 is still far from overflow. */
-IGLU_INLINE REAL NAME(exact_tail)(REAL b) { return NAME(tail_numerator)(b) / NAME(tail_denominator)(b); }
-
 IGLU_INLINE REAL NAME(exact_value)(REAL x, CONSTANTS k)
 {
-    REAL abs_x = NAME(smaller)(k.largest_x_half, ABS(x));
-    return MADD(-abs_x, NAME(exact_tail)(4 * (k.quarter_pi_sigma * abs_x)), NAME(positive_part)(x));
+    REAL abs_x = NAME(smaller)(k.largest_x_half, ABS(x)), b = 4 * (k.quarter_pi_sigma * abs_x);
+    return MADD(-abs_x, NAME(tail_numerator)(b) / NAME(tail_denominator)(b), NAME(positive_part)(x));
 }
 
 IGLU_INLINE REAL NAME(exact_df_dx)(REAL x, CONSTANTS k)
@@ -140,12 +125,8 @@ IGLU_INLINE REAL NAME(exact_df_dx)(REAL x, CONSTANTS k)
 IGLU_INLINE REAL NAME(one_over_one_plus_z)(NAME(argument) u, REAL *error)
 {
     REAL m = NAME(smaller)(u.t, u.a), d = MADD(m, m, 1), r = 1 / d;
-#if HALF
-    *error = 0;
-#else
     REAL z_low = 2 * (u.a < 1 ? u.a * u.a_low : m * m * u.t_error);
-    *error = MADD(-(FUSED(m, m, 1 - d) + z_low), r, -FUSED(d, r, -1));
-#endif
+    *error = HALF ? 0 : MADD(-(FUSED(m, m, 1 - d) + z_low), r, -FUSED(d, r, -1));
     return r;
 }
 
@@ -210,11 +191,7 @@ IGLU_INLINE REAL NAME(exact_d2f_dxdsigma)(REAL x, CONSTANTS k)
 /* 1 + a.  The low part of sigma is added first; it matters where a is large. */
 IGLU_INLINE REAL NAME(one_plus)(REAL abs_x, CONSTANTS k)
 {
-#if HALF
-    return MADD(k.sigma, abs_x, 1);
-#else
-    return MADD(k.sigma, abs_x, MADD(k.sigma_low, abs_x, 1));
-#endif
+    return MADD(k.sigma, abs_x, HALF ? 1 : MADD(k.sigma_low, abs_x, 1));
 }
 
 IGLU_INLINE REAL NAME(rational_value)(REAL x, CONSTANTS k)
@@ -227,12 +204,8 @@ IGLU_INLINE REAL NAME(rational_value)(REAL x, CONSTANTS k)
 IGLU_INLINE REAL NAME(one_over_one_plus_a)(REAL abs_x, CONSTANTS k, REAL *error)
 {
     REAL d = MADD(k.sigma, abs_x, 1), r = 1 / d;
-#if HALF
-    *error = 0;
-#else
     REAL d_low = MADD(k.sigma_low, abs_x, FUSED(k.sigma, abs_x, 1 - d));
-    *error = MADD(-d_low, r, -FUSED(d, r, -1));
-#endif
+    *error = HALF ? 0 : MADD(-d_low, r, -FUSED(d, r, -1));
     return r;
 }
 

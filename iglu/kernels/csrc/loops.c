@@ -62,7 +62,52 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 
 #include "polynomials.h"
 
-/* -- one element, in each precision ----------------------------------------------------------------------- */
+/* -- what the loops have in common ------------------------------------------------------------------------- */
+
+/* The iterations are independent, also where the result overwrites x. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+/* What an operation reads in addition to x and writes in addition to the first result. */
+enum { UP = 1, GRAD = 2, GG_X = 4, GG_UP = 8, SECOND = 16, THIRD = 32 };
+static const int USES[IGLU_OPERATIONS] = {
+    [IGLU_GLU] = UP,
+    [IGLU_VALUE_BACKWARD] = GRAD,
+    [IGLU_GATE_BACKWARD] = GRAD,
+    [IGLU_GLU_BACKWARD] = UP | GRAD | SECOND,
+    [IGLU_OUTPUT_BACKWARD] = GRAD,
+    [IGLU_VALUE_DOUBLE_BACKWARD] = GRAD | GG_X | SECOND,
+    [IGLU_GLU_DOUBLE_BACKWARD] = UP | GRAD | GG_X | GG_UP | SECOND | THIRD,
+};
+
+/* Declares what an operation uses, and the tensors of a span. */
+#define OPERANDS(TYPE)                                                                                                 \
+    const int uses = USES[operation];                                                                                  \
+    const TYPE *x = (void *)span->data[IGLU_X], *up = (void *)span->data[IGLU_UP];                                     \
+    const TYPE *grad = (void *)span->data[IGLU_GRAD], *gg_x = (void *)span->data[IGLU_GG_X];                           \
+    const TYPE *gg_up = (void *)span->data[IGLU_GG_UP];                                                                \
+    TYPE *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];                           \
+    TYPE *third = (void *)span->data[IGLU_THIRD];
+
+#define INPUT(LOAD, i)                                                                                                 \
+    {                                                                                                                  \
+        LOAD(x, i), uses &UP ? LOAD(up, i) : 1, uses &GRAD ? LOAD(grad, i) : 0, uses &GG_X ? LOAD(gg_x, i) : 0,        \
+            uses &GG_UP ? LOAD(gg_up, i) : 0                                                                           \
+    }
+#define OUTPUT(STORE)                                                                                                  \
+    STORE(first);                                                                                                      \
+    if (uses & SECOND)                                                                                                 \
+        STORE(second);                                                                                                 \
+    if (uses & THIRD)                                                                                                  \
+        STORE(third);
+
+#define ELEMENT(from, i) from[i]
+#define STORE(to) to[i] = out.to
+
+/* -- the loops over float and double; HALF computes in float with shorter polynomials --------------------- */
 
 #define REAL float
 #define NAME(x) x##_f32
@@ -121,6 +166,40 @@ IGLU_INLINE void store_pair(void *to, int64_t i, float even, float odd)
 #define EVEN(from, i) as_float(load_pair(from, i) << 16)
 #define ODD(from, i) as_float(load_pair(from, i) & 0xffff0000)
 #define BFLOAT16(from, i) as_float((uint32_t)from[i] << 16)
+#define STORE_PAIR(to) store_pair(to, i, even.to, odd.to)
+#define STORE_BFLOAT16(to) to[i] = (uint16_t)(rounded_bfloat16(out.to) >> 16)
+
+/* In pairs: both halves of a 32-bit word become floats without a shuffle. */
+IGLU_INLINE void loop_bf16(const iglu_span *span, int64_t n, int operation, int family, int has_sigma_grad,
+                           int signed_sigma)
+{
+    OPERANDS(uint16_t)
+    float *sigma_grads = span->sigma_grads;
+    const constant_arrays_half arrays = constant_arrays_of_half(span);
+    const constants_half one = constants_at_half(arrays, 0);
+    INDEPENDENT for (int64_t i = 0; i < n / 2; i++)
+    {
+        const input_half even_in = INPUT(EVEN, i), odd_in = INPUT(ODD, i);
+        const constants_half even_k = signed_sigma ? constants_at_half(arrays, 2 * i) : one;
+        const constants_half odd_k = signed_sigma ? constants_at_half(arrays, 2 * i + 1) : one;
+        const output_half even = compute_half(operation, family, even_in, even_k, signed_sigma);
+        const output_half odd = compute_half(operation, family, odd_in, odd_k, signed_sigma);
+        OUTPUT(STORE_PAIR)
+        if (has_sigma_grad) {
+            sigma_grads[2 * i] = even.sigma_grad;
+            sigma_grads[2 * i + 1] = odd.sigma_grad;
+        }
+    }
+    if (n % 2) {
+        const int64_t i = n - 1;
+        const input_half in = INPUT(BFLOAT16, i);
+        const constants_half k = signed_sigma ? constants_at_half(arrays, i) : one;
+        const output_half out = compute_half(operation, family, in, k, signed_sigma);
+        OUTPUT(STORE_BFLOAT16)
+        if (has_sigma_grad)
+            sigma_grads[i] = out.sigma_grad;
+    }
+}
 
 /* -- float16: converted to float and back, a chunk at a time ------------------------------------------------ */
 
@@ -174,97 +253,69 @@ static void float_to_float16(const float *from, uint16_t *to, int64_t n)
 
 #endif
 
-/* -- the loops --------------------------------------------------------------------------------------------- */
+/* -- the table --------------------------------------------------------------------------------------------- */
 
-/* The iterations are independent, also where the result overwrites x. */
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
+#define EACH_OPERATION(DO, TYPE, FAMILY)                                                                               \
+    DO(TYPE, VALUE, FAMILY)                                                                                            \
+    DO(TYPE, GATE, FAMILY)                                                                                             \
+    DO(TYPE, GLU, FAMILY)                                                                                              \
+    DO(TYPE, VALUE_BACKWARD, FAMILY)                                                                                   \
+    DO(TYPE, GATE_BACKWARD, FAMILY)                                                                                    \
+    DO(TYPE, GLU_BACKWARD, FAMILY)                                                                                     \
+    DO(TYPE, VALUE_DOUBLE_BACKWARD, FAMILY)                                                                            \
+    DO(TYPE, GLU_DOUBLE_BACKWARD, FAMILY)
+
+/* One function per type, operation and family, which chooses between its two or four loops. */
+#define LOOP(TYPE, OPERATION, FAMILY)                                                                                  \
+    static void TYPE##_##OPERATION##_##FAMILY(const iglu_span *span, int64_t n)                                        \
+    {                                                                                                                  \
+        const int operation = IGLU_##OPERATION, family = IGLU_##FAMILY;                                                \
+        const int has_sigma_grad = operation >= IGLU_VALUE_BACKWARD && span->sigma_grads;                              \
+        if (has_sigma_grad && span->signed_sigma)                                                                      \
+            loop_##TYPE(span, n, operation, family, 1, 1);                                                             \
+        else if (has_sigma_grad)                                                                                       \
+            loop_##TYPE(span, n, operation, family, 1, 0);                                                             \
+        else if (span->signed_sigma)                                                                                   \
+            loop_##TYPE(span, n, operation, family, 0, 1);                                                             \
+        else                                                                                                           \
+            loop_##TYPE(span, n, operation, family, 0, 0);                                                             \
+    }
+#define LOOPS_OF(TYPE)                                                                                                 \
+    EACH_OPERATION(LOOP, TYPE, EXACT)                                                                                  \
+    EACH_OPERATION(LOOP, TYPE, RATIONAL)                                                                               \
+    LOOP(TYPE, OUTPUT_BACKWARD, RATIONAL)
+
+LOOPS_OF(f32)
+LOOPS_OF(f64)
+LOOPS_OF(bf16)
+LOOPS_OF(half)
+
+#if AVX512
+#include "avx512.h"
 #endif
 
-/* USES: what an operation reads in addition to x and writes in addition to the first result, as bits. */
-enum { UP = 1, GRAD = 2, GG_X = 4, GG_UP = 8, SECOND = 16, THIRD = 32 };
-
-/* Declares the tensors of a span. */
-#define OPERANDS(TYPE)                                                                                                 \
-    const TYPE *x = (void *)span->data[IGLU_X], *up = (void *)span->data[IGLU_UP];                                     \
-    const TYPE *grad = (void *)span->data[IGLU_GRAD], *gg_x = (void *)span->data[IGLU_GG_X];                           \
-    const TYPE *gg_up = (void *)span->data[IGLU_GG_UP];                                                                \
-    TYPE *first = (void *)span->data[IGLU_FIRST], *second = (void *)span->data[IGLU_SECOND];                           \
-    TYPE *third = (void *)span->data[IGLU_THIRD];
-
-#define INPUT(LOAD, USES)                                                                                              \
+#define ENTRY(TYPE, OPERATION, FAMILY) [IGLU_##OPERATION] = TYPE##_##OPERATION##_##FAMILY,
+#define TABLE_OF(TYPE)                                                                                                 \
     {                                                                                                                  \
-        LOAD(x, i), (USES)&UP ? LOAD(up, i) : 0, (USES)&GRAD ? LOAD(grad, i) : 0,                                      \
-            (USES)&GG_X ? LOAD(gg_x, i) : 0, (USES)&GG_UP ? LOAD(gg_up, i) : 0                                         \
+        [IGLU_EXACT] = {EACH_OPERATION(ENTRY, TYPE, EXACT)},                                                           \
+        [IGLU_RATIONAL] = {EACH_OPERATION(ENTRY, TYPE, RATIONAL) ENTRY(TYPE, OUTPUT_BACKWARD, RATIONAL)},              \
     }
 
-#define OUTPUT(STORE, USES)                                                                                            \
-    STORE(first);                                                                                                      \
-    if ((USES)&SECOND)                                                                                                 \
-        STORE(second);                                                                                                 \
-    if ((USES)&THIRD)                                                                                                  \
-        STORE(third);
+typedef void loop(const iglu_span *, int64_t n);
+static loop *const table[IGLU_DTYPES][IGLU_FAMILIES][IGLU_OPERATIONS] = {
+    [IGLU_F32] = TABLE_OF(f32), [IGLU_F64] = TABLE_OF(f64), [IGLU_BF16] = TABLE_OF(bf16), [IGLU_F16] = TABLE_OF(half)};
 
-/* Element i. */
-#define STEP(OPERATION, TYPE, LOAD, STORE, USES, SIGMA_GRAD, SIGNED)                                                   \
-    const input_##TYPE in = INPUT(LOAD, USES);                                                                         \
-    const output_##TYPE out = OPERATION##_##TYPE(in, SIGNED ? constants_at_##TYPE(arrays, i) : one, SIGNED);           \
-    OUTPUT(STORE, USES)                                                                                                \
-    if (SIGMA_GRAD)                                                                                                    \
-        sigma_grads[i] = out.sigma_grad;
-
-#define ELEMENT(from, i) from[i]
-#define STORE_ELEMENT(to) to[i] = out.to
-#define STORE_BFLOAT16(to) to[i] = (uint16_t)(rounded_bfloat16(out.to) >> 16)
-#define STORE_PAIR(to) store_pair(to, i, even.to, odd.to)
-
-/* A loop of OPERATION over a contiguous span.  SIGMA_GRAD: whether to write sigma_grads.  SIGNED: one sigma of any
- * sign per element, instead of one sigma > 0 for all.  (Unused: where avx512.h replaces it.) */
-#define DENSE_LOOP(FUNCTION, OPERATION, TYPE, REAL_TYPE, USES, SIGMA_GRAD, SIGNED)                                     \
-    static __attribute__((unused)) void FUNCTION(const iglu_span *span, int64_t n)                                     \
-    {                                                                                                                  \
-        OPERANDS(REAL_TYPE)                                                                                            \
-        REAL_TYPE *sigma_grads = span->sigma_grads;                                                                    \
-        const constant_arrays_##TYPE arrays = constant_arrays_of_##TYPE(span);                                         \
-        const constants_##TYPE one = constants_at_##TYPE(arrays, 0);                                                   \
-        INDEPENDENT for (int64_t i = 0; i < n; i++)                                                                    \
-        {                                                                                                              \
-            STEP(OPERATION, TYPE, ELEMENT, STORE_ELEMENT, USES, SIGMA_GRAD, SIGNED)                                    \
-        }                                                                                                              \
-    }
-
-/* The same for bfloat16, in pairs: both halves of a 32-bit word become floats without a shuffle. */
-#define PAIR_LOOP(FUNCTION, OPERATION, USES, SIGMA_GRAD, SIGNED)                                                       \
-    static void FUNCTION(const iglu_span *span, int64_t n)                                                             \
-    {                                                                                                                  \
-        OPERANDS(uint16_t)                                                                                             \
-        float *sigma_grads = span->sigma_grads;                                                                        \
-        const constant_arrays_half arrays = constant_arrays_of_half(span);                                             \
-        const constants_half one = constants_at_half(arrays, 0);                                                       \
-        INDEPENDENT for (int64_t i = 0; i < n / 2; i++)                                                                \
-        {                                                                                                              \
-            const input_half even_in = INPUT(EVEN, USES), odd_in = INPUT(ODD, USES);                                   \
-            const output_half even =                                                                                   \
-                OPERATION##_half(even_in, SIGNED ? constants_at_half(arrays, 2 * i) : one, SIGNED);                    \
-            const output_half odd =                                                                                    \
-                OPERATION##_half(odd_in, SIGNED ? constants_at_half(arrays, 2 * i + 1) : one, SIGNED);                 \
-            OUTPUT(STORE_PAIR, USES)                                                                                   \
-            if (SIGMA_GRAD) {                                                                                          \
-                sigma_grads[2 * i] = even.sigma_grad;                                                                  \
-                sigma_grads[2 * i + 1] = odd.sigma_grad;                                                               \
-            }                                                                                                          \
-        }                                                                                                              \
-        if (n % 2) {                                                                                                   \
-            const int64_t i = n - 1;                                                                                   \
-            STEP(OPERATION, half, BFLOAT16, STORE_BFLOAT16, USES, SIGMA_GRAD, SIGNED)                                  \
-        }                                                                                                              \
-    }
-
-/* The same for float16, by the loop for float. */
-static void run_as_float(const iglu_span *span, int64_t n, iglu_loop *loop)
+static void run(const iglu_span *span, int64_t n)
 {
+    loop *const run_loop = table[span->dtype][span->family][span->operation];
+#if AVX512
+    if (span->dtype == IGLU_F32 && run_avx512(span, n))
+        return;
+#endif
+    if (span->dtype != IGLU_F16) {
+        run_loop(span, n);
+        return;
+    }
     float floats[IGLU_OPERANDS][IGLU_CHUNK];
     iglu_span converted = *span;
     for (int k = 0; k < IGLU_OPERANDS; k++)
@@ -273,105 +324,13 @@ static void run_as_float(const iglu_span *span, int64_t n, iglu_loop *loop)
             if (k < IGLU_FIRST)
                 float16_to_float((const void *)span->data[k], floats[k], n);
         }
-    loop(&converted, n);
+    run_loop(&converted, n);
     for (int k = IGLU_FIRST; k < IGLU_OPERANDS; k++)
         if (span->data[k])
             float_to_float16(floats[k], (void *)span->data[k], n);
 }
 
-#define LOOP(TYPE, OPERATION, FAMILY, SIGMA_GRAD, SIGNED) OPERATION##_##FAMILY##_##TYPE##_##SIGMA_GRAD##SIGNED
-
-#define LOOPS_OF(OPERATION, FAMILY, USES, ...)                                                                         \
-    DENSE_LOOP(LOOP(f32, OPERATION, FAMILY, __VA_ARGS__), OPERATION##_##FAMILY, f32, float, USES, __VA_ARGS__)         \
-    DENSE_LOOP(LOOP(f64, OPERATION, FAMILY, __VA_ARGS__), OPERATION##_##FAMILY, f64, double, USES, __VA_ARGS__)        \
-    DENSE_LOOP(LOOP(half, OPERATION, FAMILY, __VA_ARGS__), OPERATION##_##FAMILY, half, float, USES, __VA_ARGS__)       \
-    PAIR_LOOP(LOOP(bf16, OPERATION, FAMILY, __VA_ARGS__), OPERATION##_##FAMILY, USES, __VA_ARGS__)                     \
-    static void LOOP(f16, OPERATION, FAMILY, __VA_ARGS__)(const iglu_span *span, int64_t n)                            \
-    {                                                                                                                  \
-        run_as_float(span, n, LOOP(half, OPERATION, FAMILY, __VA_ARGS__));                                             \
-    }
-
-/* Every operation of a family: index, name, USES.  The backward ones exist with and without sigma_grads. */
-#define OPERATIONS(FORWARD, BACKWARD, ...)                                                                             \
-    FORWARD(IGLU_VALUE, value, 0, __VA_ARGS__)                                                                         \
-    FORWARD(IGLU_GATE, gate, 0, __VA_ARGS__)                                                                           \
-    FORWARD(IGLU_GLU, glu, UP, __VA_ARGS__)                                                                            \
-    BACKWARD(IGLU_VALUE_BACKWARD, value_backward, GRAD, __VA_ARGS__)                                                   \
-    BACKWARD(IGLU_GATE_BACKWARD, gate_backward, GRAD, __VA_ARGS__)                                                     \
-    BACKWARD(IGLU_GLU_BACKWARD, glu_backward, UP | GRAD | SECOND, __VA_ARGS__)                                         \
-    BACKWARD(IGLU_VALUE_DOUBLE_BACKWARD, value_double_backward, GRAD | GG_X | SECOND, __VA_ARGS__)                     \
-    BACKWARD(IGLU_GLU_DOUBLE_BACKWARD, glu_double_backward, UP | GRAD | GG_X | GG_UP | SECOND | THIRD, __VA_ARGS__)
-
-#define FORWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                                  \
-    LOOPS_OF(OPERATION, FAMILY, USES, 0, 0)                                                                            \
-    LOOPS_OF(OPERATION, FAMILY, USES, 0, 1)
-#define BACKWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                                 \
-    FORWARD_LOOPS(INDEX, OPERATION, USES, FAMILY)                                                                      \
-    LOOPS_OF(OPERATION, FAMILY, USES, 1, 0)                                                                            \
-    LOOPS_OF(OPERATION, FAMILY, USES, 1, 1)
-
-OPERATIONS(FORWARD_LOOPS, BACKWARD_LOOPS, exact)
-OPERATIONS(FORWARD_LOOPS, BACKWARD_LOOPS, rational)
-BACKWARD_LOOPS(IGLU_OUTPUT_BACKWARD, output_backward, GRAD, rational)
-
-#if AVX512
-#include "avx512.h"
-#else
-#define AVX512_ENTRIES
-#endif
-
-/* Eight partial sums, for speed and for accuracy; always in the same order. */
-#define SUM(FUNCTION, REAL_TYPE)                                                                                       \
-    static double FUNCTION(const void *data, int64_t n)                                                                \
-    {                                                                                                                  \
-        const REAL_TYPE *sigma_grads = data;                                                                           \
-        double lanes[8] = {0}, total = 0;                                                                              \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 8 <= n; i += 8)                                                                                     \
-            for (int lane = 0; lane < 8; lane++)                                                                       \
-                lanes[lane] += sigma_grads[i + lane];                                                                  \
-        for (; i < n; i++)                                                                                             \
-            lanes[i % 8] += sigma_grads[i];                                                                            \
-        for (int lane = 0; lane < 8; lane++)                                                                           \
-            total += lanes[lane];                                                                                      \
-        return total;                                                                                                  \
-    }
-
-SUM(sum_float, float)
-SUM(sum_double, double)
-
-#define ADD(FUNCTION, REAL_TYPE)                                                                                       \
-    static void FUNCTION(double *sums, const void *data, int64_t n)                                                    \
-    {                                                                                                                  \
-        const REAL_TYPE *sigma_grads = data;                                                                           \
-        INDEPENDENT for (int64_t i = 0; i < n; i++) sums[i] += sigma_grads[i];                                         \
-    }
-
-ADD(add_float, float)
-ADD(add_double, double)
-
-#define BOTH(TYPE, OPERATION, FAMILY, SIGMA_GRAD)                                                                      \
-    {LOOP(TYPE, OPERATION, FAMILY, SIGMA_GRAD, 0), LOOP(TYPE, OPERATION, FAMILY, SIGMA_GRAD, 1)}
-#define FORWARD_ENTRY(INDEX, OPERATION, USES, TYPE, FAMILY) [INDEX] = {BOTH(TYPE, OPERATION, FAMILY, 0)},
-#define BACKWARD_ENTRY(INDEX, OPERATION, USES, TYPE, FAMILY)                                                           \
-    [INDEX] = {BOTH(TYPE, OPERATION, FAMILY, 0), BOTH(TYPE, OPERATION, FAMILY, 1)},
-#define TYPE_TABLE(TYPE)                                                                                               \
-    {                                                                                                                  \
-        [IGLU_EXACT] = {OPERATIONS(FORWARD_ENTRY, BACKWARD_ENTRY, TYPE, exact)},                                       \
-        [IGLU_RATIONAL] = {OPERATIONS(FORWARD_ENTRY, BACKWARD_ENTRY, TYPE, rational)                                   \
-                           BACKWARD_ENTRY(IGLU_OUTPUT_BACKWARD, output_backward, GRAD, TYPE, rational)},               \
-    }
-
-#pragma GCC diagnostic ignored "-Woverride-init" /* the entries of AVX512_ENTRIES replace earlier ones */
-const iglu_loops LOOPS = {
-    .loop = {[IGLU_F32] = TYPE_TABLE(f32),
-             [IGLU_F64] = TYPE_TABLE(f64),
-             [IGLU_BF16] = TYPE_TABLE(bf16),
-             [IGLU_F16] = TYPE_TABLE(f16)},
-    AVX512_ENTRIES
-    .sum = {[IGLU_F32] = sum_float, [IGLU_F64] = sum_double, [IGLU_BF16] = sum_float, [IGLU_F16] = sum_float},
-    .add = {[IGLU_F32] = add_float, [IGLU_F64] = add_double, [IGLU_BF16] = add_float, [IGLU_F16] = add_float},
-};
+const iglu_loops LOOPS = {run, {sum_f32, sum_f64, sum_half, sum_half}, {add_f32, add_f64, add_half, add_half}};
 
 #if defined(TARGET) && defined(__clang__)
 #pragma clang attribute pop

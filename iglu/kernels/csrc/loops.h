@@ -57,24 +57,27 @@ static inline int64_t iglu_bytes(int dtype) { return dtype == IGLU_F64 ? 8 : dty
 #define IGLU_INDEX(name) IGLU_##name,
 enum iglu_constant { IGLU_EACH_CONSTANT(IGLU_INDEX) IGLU_CONSTANTS };
 
+/* Contiguous tensors of the same length, and what to do with them. */
 typedef struct iglu_span {
+    enum iglu_operation operation;
+    enum iglu_family family;
+    enum iglu_dtype dtype;
     char *data[IGLU_OPERANDS]; /* NULL: unused by the operation */
-    void *sigma_grads; /* output: what each element adds to the gradient of sigma, in that precision */
+    void *sigma_grads; /* output: what each element adds to the gradient of sigma, in that precision; NULL: unwanted */
     const void *constants[IGLU_CONSTANTS];
+    int signed_sigma; /* 0: one sigma > 0; 1: the constants have a sigma of any sign per element */
 } iglu_span;
 
-typedef void iglu_loop(const iglu_span *, int64_t n);
-
-/* The longest span of a loop that writes sigma_grads or computes float16. */
+/* The longest span with sigma_grads or of float16. */
 #define IGLU_CHUNK 512
 
+/* Of one instruction set. */
 typedef struct iglu_loops {
-    /* [..][writes sigma_grads][0: one sigma > 0, 1: a sigma of any sign per element] */
-    iglu_loop *loop[IGLU_DTYPES][IGLU_FAMILIES][IGLU_OPERATIONS][2][2];
+    void (*run)(const iglu_span *, int64_t n);
     /* the sum of sigma_grads */
-    double (*sum[IGLU_DTYPES])(const void *, int64_t n);
+    double (*sum[IGLU_DTYPES])(const void *sigma_grads, int64_t n);
     /* sums[i] += sigma_grads[i] */
-    void (*add[IGLU_DTYPES])(double *sums, const void *, int64_t n);
+    void (*add[IGLU_DTYPES])(double *sums, const void *sigma_grads, int64_t n);
 } iglu_loops;
 
 extern const iglu_loops iglu_baseline_loops;

@@ -303,7 +303,7 @@ static int read_sigma(PyObject *object, PyObject *channel_dim, const tensor *x, 
 
 /* All arguments of a call. */
 typedef struct {
-    int operation, family;
+    int operation; /* an index of interned */
     int is_packed; /* x as given holds both halves of a gated pair */
     tensor x, up;
     iglu_call call;
@@ -360,11 +360,12 @@ static int read_request(PyObject *operation, PyObject *x, PyObject *up, PyObject
     const int family = read_string(approximate, NONE, RATIONAL);
     if (r->operation < 0 || family < 0)
         return 0;
-    r->family = family == NONE ? IGLU_EXACT : IGLU_RATIONAL;
+    r->call.family = family == NONE ? IGLU_EXACT : IGLU_RATIONAL;
     r->is_packed = r->operation == GLU && up == Py_None;
     if (!is_plain_eager() || !read_tensor(x, &r->x) || !read_up(up, r) ||
         !read_sigma(sigma, channel_dim, &r->x, &r->call, &r->sigma))
         return 0;
+    r->call.dtype = r->x.dtype;
     r->call.dimensions = r->x.dimensions;
     memcpy(r->call.sizes, r->x.sizes, (size_t)r->x.dimensions * sizeof(int64_t));
     set_operand(r, IGLU_X, &r->x);
@@ -413,14 +414,15 @@ static PyObject *empty_like(PyObject *like, const tensor *at, int dtype, tensor 
 }
 
 /* 0, or -1 with an error set. */
-static int run(int operation, const request *r)
+static int run(int operation, request *r)
 {
     int result;
+    r->call.operation = operation;
     if (r->x.elements < RELEASE_GIL_FROM) {
-        result = iglu_run(operation, r->family, r->x.dtype, &r->call);
+        result = iglu_run(&r->call);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        result = iglu_run(operation, r->family, r->x.dtype, &r->call);
+        result = iglu_run(&r->call);
         Py_END_ALLOW_THREADS
     }
     if (result != 0)
@@ -600,7 +602,7 @@ static PyObject *differentiate(PyObject *operation, PyObject *gg_x, PyObject *gg
     const int needs_sigma = PyObject_IsTrue(args[6]);
     int supported = needs_sigma >= 0 && read_request(operation, x, up, args[3], args[4], args[5], &r);
     const int loops = supported ? loops_of[gg_x ? 2 : 1][r.operation] : -1;
-    supported = loops >= 0 && (r.operation != OUTPUT || r.family == IGLU_RATIONAL) &&
+    supported = loops >= 0 && (r.operation != OUTPUT || r.call.family == IGLU_RATIONAL) &&
         (!needs_sigma || r.sigma.object) && is_outside_transforms() && read_alike(grad_object, &r, &grad) &&
         (!gg_x || read_grad_grads(gg_x, gg_up, &r));
     if (supported) {
@@ -672,12 +674,10 @@ static PyObject *capability(UNUSED PyObject *module, UNUSED PyObject *arguments)
 
 static PyObject *use(UNUSED PyObject *module, PyObject *name)
 {
-    PyObject *bytes = PyUnicode_AsUTF8String(name);
-    if (bytes == NULL)
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (text == NULL)
         return NULL;
-    int result = iglu_use(PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
-    if (result != 0)
+    if (iglu_use(text) != 0)
         return PyErr_Format(PyExc_ValueError,
                             "instruction set must be 'baseline', 'avx2' or 'avx512' and supported by "
                             "this processor, got %R",

@@ -117,9 +117,7 @@ static void set_constants(char *const to[], int64_t i, double sigma, int is_floa
 
 typedef struct {
     const iglu_call *call;
-    iglu_loop *const *loop; /* [0]: one sigma > 0, [1]: a sigma of any sign per element */
-    double (*sum)(const void *, int64_t);
-    void (*add)(double *, const void *, int64_t);
+    const iglu_loops *loops;
     int64_t size, real_size; /* bytes per element of the tensors, and in the precision of the computation */
 
     /* The elements in the order of the result's memory: rows of row_length elements, the rows in the order of the
@@ -240,9 +238,9 @@ static void add_sigma_grads(const job *j, const char *sigma_grads, int64_t begin
     for (int64_t at = begin, next; at < end; at = next) {
         next = smaller(end, (at / per + 1) * per);
         if (j->stretch > 1)
-            j->sums[at / per] += j->sum(sigma_grads + (at - begin) * j->real_size, next - at);
+            j->sums[at / per] += j->loops->sum[j->call->dtype](sigma_grads + (at - begin) * j->real_size, next - at);
         else
-            j->add(sums + at % per, sigma_grads + (at - begin) * j->real_size, next - at);
+            j->loops->add[j->call->dtype](sums + at % per, sigma_grads + (at - begin) * j->real_size, next - at);
     }
 }
 
@@ -257,7 +255,8 @@ static void run_repeated(const job *j, iglu_span *span, int64_t length)
             memcpy(constants[k] + i * j->real_size, span->constants[k], (size_t)j->real_size);
         span->constants[k] = constants[k];
     }
-    j->loop[1](span, length);
+    span->signed_sigma = 1;
+    j->loops->run(span, length);
 }
 
 static void run_elements(int64_t begin, int64_t end, void *context)
@@ -271,7 +270,11 @@ static void run_elements(int64_t begin, int64_t end, void *context)
         const int repeated = !j->period && !((c->sigmas ? c->sigmas[sigma] : c->sigma) > 0);
         length = smaller(smaller(end - at, j->row_length - column), repeated ? IGLU_CHUNK : j->longest_span);
         length = smaller(length, j->period ? j->period - sigma : j->run - at % j->run);
-        iglu_span span = {.sigma_grads = sigma_grads};
+        iglu_span span = {.operation = c->operation,
+                          .family = c->family,
+                          .dtype = c->dtype,
+                          .sigma_grads = j->sums ? sigma_grads : NULL,
+                          .signed_sigma = j->period != 0};
         char *place[IGLU_OPERANDS];
         for (int k = 0; k < IGLU_OPERANDS; k++) {
             place[k] = at_element(j, k, row, column);
@@ -287,7 +290,7 @@ static void run_elements(int64_t begin, int64_t end, void *context)
         if (repeated)
             run_repeated(j, &span, length);
         else
-            j->loop[j->period != 0](&span, length);
+            j->loops->run(&span, length);
         for (int k = IGLU_FIRST; k <= IGLU_THIRD; k++)
             if (span.data[k] != place[k])
                 copy_elements(place[k], j->element_step[k], span.data[k], j->size, j->size, length);
@@ -357,24 +360,22 @@ static void fill_constants(job *j, int64_t count, char *storage)
     }
 }
 
-int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_dtype dtype,
-             const iglu_call *call)
+int iglu_run(const iglu_call *call)
 {
     job j;
     memset(&j, 0, offsetof(job, grads));
     j.call = call;
-    j.size = iglu_bytes(dtype);
-    j.real_size = dtype == IGLU_F64 ? sizeof(double) : sizeof(float);
+    j.loops = used->loops;
+    j.size = iglu_bytes(call->dtype);
+    j.real_size = call->dtype == IGLU_F64 ? sizeof(double) : sizeof(float);
     sort_and_merge(&j);
     j.grad_is_one_value = call->data[IGLU_GRAD] != NULL && j.n > 1;
     for (int d = 0; d < j.dimensions; d++)
         j.grad_is_one_value &= j.steps[IGLU_GRAD][d] == 0;
-    int in_chunks = dtype == IGLU_F16 || call->grad_sigma || j.grad_is_one_value;
+    int in_chunks = call->dtype == IGLU_F16 || call->grad_sigma || j.grad_is_one_value;
     for (int k = 0; k < IGLU_OPERANDS; k++)
         in_chunks |= call->data[k] && j.element_step[k] != j.size;
     j.longest_span = in_chunks ? IGLU_CHUNK : j.n;
-    j.sum = used->loops->sum[dtype];
-    j.add = used->loops->add[dtype];
 
     double few_constants[IGLU_CONSTANTS];
     const int64_t count = plan_constants(&j);
@@ -383,7 +384,6 @@ int iglu_run(enum iglu_operation operation, enum iglu_family family, enum iglu_d
     if (constants == NULL)
         return -1;
     fill_constants(&j, count, constants);
-    j.loop = used->loops->loop[dtype][family][operation][call->grad_sigma != NULL];
 
     if (j.grad_is_one_value)
         copy_elements((char *)j.grads, j.size, call->data[IGLU_GRAD], 0, j.size, IGLU_CHUNK);

@@ -10,6 +10,10 @@
 /* All tensors have the same sizes; strides are in elements.  The result may be x itself; otherwise outputs must not
  * overlap inputs. */
 typedef struct iglu_call {
+    enum iglu_operation operation;
+    enum iglu_family family;
+    enum iglu_dtype dtype;
+
     int dimensions;
     int64_t sizes[IGLU_MAX_DIMENSIONS];
     char *data[IGLU_OPERANDS]; /* NULL: unused by the operation */
@@ -30,7 +34,7 @@ typedef int32_t iglu_parallel_for(int64_t begin, int64_t end, int64_t grain,
                                   void (*body)(int64_t begin, int64_t end, void *context), void *context);
 
 /* Returns 0, or -1 if out of memory.  Needs no GIL. */
-int iglu_run(enum iglu_operation, enum iglu_family, enum iglu_dtype, const iglu_call *);
+int iglu_run(const iglu_call *);
 
 /* The instruction set in use: "baseline", "avx2" or "avx512". */
 const char *iglu_capability(void);

@@ -199,11 +199,11 @@ class _Partials:
         return total.reshape(self.sigma.shape).to(self.sigma.dtype)
 
 
-# -- the three autograd.Functions -------------------------------------------------------------------
+# -- the autograd.Functions -------------------------------------------------------------------
 
 
 class Iglu(Function):
-    """Saves its inputs.
+    """Saves its inputs; for the operation "output" the result y instead of x, which y may have overwritten.
 
     ``forward`` takes ctx: a separate ``setup_context`` would make every eager call five times slower, and
     Dynamo rejects a Function that defines ``jvp``.
@@ -214,10 +214,12 @@ class Iglu(Function):
         ctx: Any, call: Call, x: Tensor, up: Tensor | None, sigma: Tensor | None, grad: Tensor | None = None
     ) -> Any:
         """The result of the operation; or, given a gradient of that, the gradients of x, up and sigma."""
-        ctx.save_for_backward(x, up, sigma, grad)
         kernels, operation, number, approximate, channel_dim, y = call
+        ctx.save_for_backward(y if operation == "output" else x, up, sigma, grad)
         ctx.call = call[:5]
         if y is not None:
+            if y is x:
+                ctx.mark_dirty(x)
             return y
         scale: Any = number if sigma is None else sigma
         if grad is None:
@@ -262,37 +264,6 @@ class Iglu(Function):
             found = differentiable_gradients(operation, g, x, up, scale, approximate, channel_dim, needs[1:4])
         grad_x, grad_up, grad_sigma = found
         return None, grad_x, grad_up, grad_sigma
-
-
-class IgluFromOutput(Function):
-    """The rational value; saves its output instead of x, which it may overwrite."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, kernels: str, x: Tensor, sigma: Sigma, channel_dim: int, overwrites: bool
-    ) -> Tensor:
-        inputs = ("value", x, None, sigma, "rational", channel_dim, x if overwrites else None)
-        y = KERNELS[kernels].forward(*inputs)
-        y = reference.forward(*inputs) if y is None else y
-        if overwrites:
-            ctx.mark_dirty(x)
-        number, tensor = split(sigma)
-        ctx.save_for_backward(y, tensor)
-        ctx.call = (kernels, number, channel_dim)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        y, sigma = ctx.saved_tensors
-        kernels, number, channel_dim = ctx.call
-        sigma = sigma if number is None else number
-        call = ("output", grad, y, None, sigma, "rational", channel_dim)
-        needs_sigma = ctx.needs_input_grad[2]
-        found = KERNELS[kernels].backward(*call, needs_sigma) if _is_for_kernels() else None
-        if found is None:
-            found = differentiable_gradients(*call, (True, False, needs_sigma))
-        grad_x, _, grad_sigma = found
-        return None, grad_x, grad_sigma, None, None
 
 
 class _Transformed(Function):
@@ -346,11 +317,9 @@ class _Transformed(Function):
 
 # Skip two Python methods of Function: its ``apply``, which looks for transforms, and that of its node, which
 # looks up ``backward``; if torch has no such class, nothing is skipped.
-for _each in (Iglu, IgluFromOutput):
-    if hasattr(_each, "_backward_cls"):
-        _each._backward_cls.apply = _each.backward  # type: ignore[attr-defined]
+if hasattr(Iglu, "_backward_cls"):
+    Iglu._backward_cls.apply = Iglu.backward  # type: ignore[attr-defined]
 save_inputs: Callable[..., Tensor] = super(Function, Iglu).apply
-_save_output: Callable[..., Tensor] = super(Function, IgluFromOutput).apply
 
 
 # -- saving the output, and in place ---------------------------------------------------------------
@@ -367,10 +336,15 @@ def save_output(kernels: str, x: Tensor, sigma: Sigma, channel_dim: int, overwri
     """The rational value, recorded with its output, and written over x if requested.
 
     Raise first if autograd or the memory of x forbids to overwrite it: torch would reject a Function only
-    after its forward has written, but its own operations before, so try one that changes nothing."""
+    after x was written, but its own operations before, so try one that changes nothing."""
     if overwrites and ((x.is_leaf and x.requires_grad) or x._is_view()):
         x.sub_(0 if x.requires_grad else torch.zeros((), dtype=x.dtype, requires_grad=True))
-    return _save_output(kernels, x, sigma, channel_dim, overwrites)
+    inputs = ("value", x, None, sigma, "rational", channel_dim, x if overwrites else None)
+    with torch.no_grad():
+        y = KERNELS[kernels].forward(*inputs)
+        y = reference.forward(*inputs) if y is None else y
+    number, tensor = split(sigma)
+    return save_inputs((kernels, "output", number, "rational", channel_dim, y), x, None, tensor)
 
 
 def overwrite(kernels: str, x: Tensor, sigma: Sigma, approximate: str, channel_dim: int) -> Tensor | None:

@@ -733,6 +733,124 @@ def test_a_variable_changed_in_place_and_read_again_has_the_new_value() -> None:
     assert torch.equal(model(X4), 3 * iglu.iglu(model.fc(X4), 1.0))
 
 
+class InPlaceByFlag(nn.Module):
+    """In place by an attribute or by position, and the changed variable is read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.inplace = nn.Linear(4, 4), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        y = F.relu(x, inplace=self.inplace)
+        z = self.fc(y)
+        return F.elu(z, 1.0, True) + x + z
+
+
+def test_in_place_is_understood_by_position_and_by_attribute() -> None:
+    model = InPlaceByFlag()
+    assert places(swap(model, "iglu:1")) == ["relu_1", "elu_1"]
+    x = iglu.iglu(model.fc(X4), 1.0)
+    torch.testing.assert_close(model(X4), x + 2 * iglu.iglu(model.fc(x), 1.0))
+
+
+def test_what_changes_in_place_and_cannot_be_bound_again_is_left_with_its_reason() -> None:
+    class ReadBefore(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            return x + F.relu(x, inplace=True)
+
+    class Renamed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            y = x
+            x = F.relu(x, inplace=True)
+            return x + y
+
+    class Attribute(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = super().forward(x)
+            return torch.relu_(self.kept) + self.kept
+
+    class Item(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            xs = [super().forward(x)]
+            return xs[0].relu_() + xs[0]
+
+    class Argument(nn.Linear):
+        def forward(self, x: Tensor, inplace: bool = True) -> Tensor:
+            x = super().forward(x)
+            return F.relu(x, inplace=inplace) + x
+
+    for kind, reason in [
+        (ReadBefore, "changes x in place, which the same statement reads before"),
+        (Renamed, "changes x in place, which has another name"),
+        (Attribute, "changes self.kept in place"),
+        (Item, r"changes xs[0] in place"),
+        (Argument, "may change x in place"),
+    ]:
+        (found,) = _left(nn.Sequential(kind(4, 4)))
+        assert reason in found, kind
+
+    class Residual(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            shortcut = x
+            x = super().forward(x)
+            x = F.relu(x, inplace=True)  # not the tensor that has another name
+            self.kept = super().forward(x)
+            self.kept = F.relu(self.kept, inplace=True)
+            return self.kept + shortcut
+
+    assert places(swap(Residual(4, 4), "iglu")) == ["relu_1", "relu_2"]
+
+
+def test_a_call_in_a_comparison_is_replaced_and_a_function_compared_is_not() -> None:
+    class Compared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if (y := F.relu(self.fc(x))).sum() > 1e9 or F.relu is F.gelu:
+                raise ValueError
+            return y * (torch.relu(x) > 0)
+
+    model = Compared()
+    record = swap(model, "iglu:1")
+    assert places(record) == ["relu_1", "relu_2"]
+    assert record.functional == []
+    assert torch.equal(model(X4), iglu.iglu(model.fc(X4), 1.0) * (X4 > 0))
+
+
+def test_a_static_method_that_is_an_activation_is_replaced_where_it_is_called() -> None:
+    class Static(nn.Linear):
+        activation = staticmethod(F.relu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.activation(super().forward(x))
+
+    model = nn.Sequential(Static(4, 4))
+    assert places(swap(model, "iglu:1")) == ["0.activation_1"]
+    assert torch.equal(model(X4), iglu.iglu(F.linear(X4, model[0].weight, model[0].bias), 1.0))
+
+
+def test_compiling_a_model_with_a_compiled_forward_runs_the_new_one() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        @torch.compile(backend="eager")
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.fc(x))
+
+    model = Compiled()
+    swap(model, "iglu:1")
+    torch._dynamo.reset()
+    for each in (model, torch.compile(model, backend="eager")):
+        torch.testing.assert_close(each(X4), iglu.iglu(model.fc(X4), 1.0))
+
+
 # -- the same activation is the same model ---------------------------------------------------------
 
 SAME = {

@@ -128,6 +128,25 @@ def test_a_warning_of_nothing_replaced_names_the_calls_that_cannot_be_replaced()
         swap(nn.Sequential(Discards(2, 2)), "iglu")
 
 
+def test_a_swap_that_fails_half_way_leaves_the_model_as_it_was() -> None:
+    class Frozen(nn.Linear):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "relu_2":
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(F.relu(super().forward(x)))
+
+    model = nn.Sequential(Frozen(2, 2), nn.ReLU())
+    relu = model[1]
+    with pytest.raises(AttributeError, match="relu_2"):
+        swap(model, "iglu")
+    assert type(model[0]) is Frozen
+    assert list(model[0]._modules) == []
+    assert model[1] is relu
+
+
 def test_inplace_is_dropped_unless_asked_for() -> None:
     model = small_net()
     swap(model, "iglu")
@@ -321,6 +340,12 @@ def test_other_types_are_refused() -> None:
         swap(small_net(), lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match="only must be"):
         swap(small_net(), "iglu", only=[3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"only must be a pattern, a type, .* got ReLU\(\)"):
+        swap(small_net(), "iglu", only=nn.ReLU())
+    with pytest.raises(TypeError, match=r"keys of to must be a pattern, a type, .* got 1"):
+        swap(small_net(), {1: "iglu"})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"to must make an nn\.Module when called without .* relu\(\)"):
+        swap(small_net(), F.relu)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"model must be an nn\.Module, got str"):
         swap("resnet50", "iglu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got one itself"):

@@ -25,7 +25,7 @@ from iglu.html_table import html_table
 from iglu.model_runner import Forward, as_it_was, device_of, each_batch, inputs_of, move, run
 from iglu.modules import IGLU
 from iglu.surgery.activations import has_parameters, is_activation, signature
-from iglu.surgery.record import Change, Swap, grouped
+from iglu.surgery.record import Change, Swap, grouped, put_back
 from iglu.surgery.sites import find_sites
 
 METHODS = ("least-squares", "shift", "norms")
@@ -64,8 +64,7 @@ class Recalibration:
 
     def undo(self) -> None:
         """Put back the old weights and statistics.  A second call does nothing."""
-        while self.changes:
-            self.changes.pop().put_back()
+        put_back(self.changes)
 
     def __repr__(self) -> str:
         listed = [f"{title} {place}{text}".lstrip() for title, place, text in grouped(self._rows(": "))]

@@ -137,7 +137,7 @@ class ActivationObserver(TorchFunctionMode):
         in which the owner keeps the function or its name."""
         label = f"{self._names.get(id(owner), '')}: {name}".removeprefix(": ")
         sites = [site for site in self._replaceable if site.parent is owner]
-        layers = [site for site in sites if site.call is not None and site.call.is_in_layer]
+        layers = [site for site in sites if site.call is not None and site.is_in_layer]
         calls = [site for site in layers if chain and not site.reason and is_called_from(site, chain)]
         if calls:
             return label, tuple(site.place for site in calls)

@@ -136,6 +136,8 @@ def pointwise_name(value: Any) -> str | None:
     """The name of an activation function, gates included: its own name, or that of what its body computes."""
     if isinstance(value, functools.partial):
         return None if value.args else pointwise_name(value.func)
+    if isinstance(value, staticmethod):
+        return pointwise_name(value.__func__)
     if not isinstance(value, _FUNCTION_TYPES):
         return None
     if value.__name__ in _FUNCTIONS or value.__name__ in _GATES:
@@ -143,16 +145,16 @@ def pointwise_name(value: Any) -> str | None:
     return function_body.name_of_body(value) if isinstance(value, types.FunctionType) else None
 
 
-def module_like(name: str, *arguments: Any, **options: Any) -> nn.Module:
+def module_like(name: str, **options: Any) -> nn.Module:
     """A module that computes what the function of this name does with these settings."""
     options.pop("inplace", None)
-    return make_module(_FUNCTIONS.get(name) or _GATES[name], *arguments, **options)
+    return make_module(_FUNCTIONS.get(name) or _GATES[name], **options)
 
 
-def make_module(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module:
+def make_module(make: Callable[..., nn.Module], **options: Any) -> nn.Module:
     """With these settings, unless only the function has them."""
     try:
-        return make(*arguments, **options)
+        return make(**options)
     except (TypeError, ValueError):
         return make()
 

@@ -104,8 +104,7 @@ class Swap:
         obstacle = next(filter(None, (change.obstacle() for change in self.changes)), None)
         if obstacle is not None:
             raise RuntimeError(f"This swap cannot be undone: {obstacle}")
-        while self.changes:
-            self.changes.pop().put_back()
+        put_back(self.changes)
 
     def __repr__(self) -> str:
         listed = "".join(
@@ -143,6 +142,12 @@ def change(place: str, owner: Any, name: str, new: Any) -> list[Change]:
         return []
     _write(owner, name, new)
     return [made]
+
+
+def put_back(changes: list[Change]) -> None:
+    """Undo and forget the changes, the last one first."""
+    while changes:
+        changes.pop().put_back()
 
 
 def _read(owner: Any, name: str) -> Any:

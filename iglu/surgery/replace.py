@@ -25,7 +25,7 @@ from iglu.surgery.activations import (
     name_of,
     pointwise_name,
 )
-from iglu.surgery.record import Change, FunctionalCall, Replacement, Swap, change
+from iglu.surgery.record import Change, FunctionalCall, Replacement, Swap, change, put_back
 from iglu.surgery.rewrite import CannotRewriteError, rewrite, rewritten_sites
 from iglu.surgery.sites import Site, find_sites, read_path
 
@@ -93,39 +93,27 @@ def swap(
     sites = list(find_sites(model))
     rules = _rules(only)
     chosen = _choose(sites, to, rules)
-    left = [_left(site, site.reason) for site, _ in chosen if site.reason]
-    fillings = [_fill(site, maker, model) for site, maker in chosen if not site.reason]
-    classes, unfilled = _classes([filling.site for filling in fillings])
-    left += [_left(site, reason) for site, reason in unfilled]
-    gone = {site.place for site, _ in unfilled}
-    fillings = [filling for filling in fillings if filling.site.place not in gone]
-
-    put = [filling for filling in fillings if _can_hold(filling) and len(filling.site.path) == 1]
-    instances = [id(filling.site.content) for filling in put]
-    changes: list[Change] = []
-    for module, cls in classes:
-        place = next(each.site.place for each in put if each.site.parent is module).rpartition(".")[0]
-        changes += change(place, module, "__class__", cls)
-    for filling in put:
-        changes += _put(filling, is_shared=instances.count(id(filling.site.content)) > 1)
-    replaced = [_replacement(filling) for filling in put]
-    changes += _leave_fused_paths(model)
-    not_saved: list[str] = []
-    if fillings and "transformers.modeling_utils" in sys.modules:
-        from iglu.integrations import transformers as integration
-
-        names = {each.site.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
-        not_saved, settled = integration.settle_configs(model, [each.place for each in replaced], names)
-        changes += settled
-    for filling in fillings:  # names in a config, if it was rewritten
-        site, _, text = filling
-        if len(site.path) > 1 and text is not None and read_path(site.parent, site.path) == text:
-            replaced.append(_replacement(filling))
-    held = {each.place for each in replaced}
-    left += [call for each in fillings if each.site.place not in held for call in _left_lookups(each)]
+    reasons = {site.place: site.reason for site, _ in chosen if site.reason}
+    classes = _classes([site for site, _ in chosen if site.call is not None and not site.reason], reasons)
+    fillings = [_fill(site, maker, model) for site, maker in chosen if site.place not in reasons]
+    record = Swap(
+        functional=[_left(site, reasons[site.place]) for site, _ in chosen if site.place in reasons]
+    )
+    try:
+        for place, module, cls in classes:
+            record.changes.extend(change(place, module, "__class__", cls))
+        _put_all(fillings, model, record)
+        if fillings and "transformers.modeling_utils" in sys.modules:
+            _settle_configs(fillings, model, record)
+    except BaseException:
+        put_back(record.changes)
+        raise
+    held = {each.place for each in record.replaced}
+    for filling in fillings:
+        if filling.site.place not in held:
+            record.functional.extend(_left_lookups(filling))
     if rules is None and not isinstance(to, Mapping):
-        left += [_left(site, _NO_PARAMETERS) for site in sites if _is_skipped(site)]
-    record = Swap(replaced, left, not_saved, changes)
+        record.functional.extend(_left(site, _NO_PARAMETERS) for site in sites if _is_skipped(site))
     for text in _warnings(record, type(model).__name__, sites, rules):
         warnings.warn(text, stacklevel=2)
     return record
@@ -142,7 +130,7 @@ def _is_skipped(site: Site) -> bool:
 
 def _left(site: Site, reason: str) -> FunctionalCall:
     assert site.call is not None
-    return FunctionalCall(site.place.rpartition(".")[0], site.call.site.text, site.call.site.source, reason)
+    return FunctionalCall(site.place.rpartition(".")[0], site.call.text, site.call.source, reason)
 
 
 def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
@@ -157,26 +145,24 @@ def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
         yield FunctionalCall(place, lookup.text, lookup.source, reason)
 
 
-def _classes(sites: list[Site]) -> tuple[list[tuple[nn.Module, type]], list[tuple[Site, str]]]:
-    """For each module with calls to replace the class that does it, and the sites where that fails."""
+def _classes(sites: list[Site], reasons: dict[str, str]) -> list[tuple[str, nn.Module, type]]:
+    """The place of each module with calls to replace, and the class that does it; where there is none, the
+    places of the calls get a reason."""
     by_module: dict[int, list[Site]] = {}
     for site in sites:
-        if site.call is not None:
-            by_module.setdefault(id(site.parent), []).append(site)
-    classes: list[tuple[nn.Module, type]] = []
-    failed: list[tuple[Site, str]] = []
+        by_module.setdefault(id(site.parent), []).append(site)
+    classes = []
     for calls in by_module.values():
-        module = calls[0].parent
-        wanted = rewritten_sites(module)
-        for site in calls:
-            assert site.call is not None
-            wanted[site.call.site.key] = site.path[0]
+        first = calls[0]
+        assert first.scan is not None
+        new = {site.call.key: site.path[0] for site in calls if site.call is not None}
         try:
-            assert calls[0].call is not None
-            classes.append((module, rewrite(calls[0].call.scan, wanted)))
+            cls = rewrite(first.scan, rewritten_sites(first.parent) | new)
         except (CannotRewriteError, SyntaxError) as error:
-            failed += [(site, f"the rewritten source does not compile: {error}") for site in calls]
-    return classes, failed
+            reasons |= {site.place: f"the rewritten source does not compile: {error}" for site in calls}
+        else:
+            classes.append((first.place.rpartition(".")[0], first.parent, cls))
+    return classes
 
 
 def _warnings(record: Swap, model: str, sites: list[Site], rules: list[Rule] | None) -> Iterator[str]:
@@ -227,10 +213,14 @@ def _rules(only: Any) -> list[Rule] | None:
     if only is None:
         return None
     several = isinstance(only, Iterable) and not isinstance(only, str) and not callable(only)
-    rules = list(only) if several else [only]
+    return _checked(only if several else [only], "only")
+
+
+def _checked(rules: Iterable[Any], name: str) -> list[Rule]:
+    rules = list(rules)
     for rule in rules:
-        if not isinstance(rule, str) and not callable(rule):
-            raise TypeError(f"only must be a pattern, a type, a callable or a list of these, got {rule!r}")
+        if isinstance(rule, nn.Module) or not (isinstance(rule, str) or callable(rule)):
+            raise TypeError(f"{name} must be a pattern, a type, a callable or several of these, got {rule!r}")
     return rules
 
 
@@ -250,7 +240,8 @@ def _maker(to: Any) -> _Maker:
 
 def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[Site, _Maker]]:
     """The sites to fill, each with what makes its new content."""
-    by_key = {key: _maker(value) for key, value in to.items()} if isinstance(to, Mapping) else None
+    is_mapping = isinstance(to, Mapping)
+    by_key = {key: _maker(to[key]) for key in _checked(to, "keys of to")} if is_mapping else None
     everywhere = _maker(to) if by_key is None else None
     unused = set(by_key or ())
     chosen: list[tuple[Site, _Maker]] = []
@@ -268,7 +259,7 @@ def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[
         if maker is not None and narrowed and not site.place.startswith(tuple(inside_chosen)):
             chosen.append((site, maker))
             inside_chosen.append(f"{site.place}.")
-    for key in sorted(unused):
+    for key in sorted(unused, key=str):
         places = [site.place for site in sites if site.is_default]
         raise ValueError(
             f"There is no activation at {key!r}. Places of this model: {_shown(places, 5) or 'none'}."
@@ -280,21 +271,23 @@ def _agrees(rule: Rule, site: Site) -> bool:
     """A type, a function or an exact place names what it means; patterns and callables choose among those
     that are replaced by default."""
     usual = site.is_default
-    is_layer = site.call is None or site.call.is_in_layer
     if isinstance(rule, type):
-        return is_layer and isinstance(site.content, rule) and (usual or rule is not nn.Module)
+        return site.is_in_layer and isinstance(site.content, rule) and (usual or rule is not nn.Module)
     if isinstance(rule, str):
         named = rule == site.place and is_activation(site.content)
         return named or (usual and fnmatch.fnmatchcase(site.place, rule))
     name = pointwise_name(rule)
     if name is not None:
         is_called = site.call is not None and type(site.content) is type(module_like(name))
-        return is_layer and (is_called or site.content is rule)
+        return site.is_in_layer and (is_called or site.content is rule)
     return usual and bool(rule(site.place, site.content))
 
 
 def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
-    new = maker.make()
+    try:
+        new = maker.make()
+    except TypeError as error:
+        raise TypeError(f"to must make an nn.Module when called without arguments: {error}") from error
     if not isinstance(new, nn.Module):
         raise TypeError(f"to must make an nn.Module, got {new!r}")
     nearby = _nearest_tensor(site, model)
@@ -327,6 +320,30 @@ def _can_hold(filling: _Filling) -> bool:
     return filling.text is not None and not has_parameters(filling.new)
 
 
+def _put_all(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
+    """Put the new activations where the model itself holds them, not one of its configs."""
+    put = [filling for filling in fillings if _can_hold(filling) and len(filling.site.path) == 1]
+    instances = [id(filling.site.content) for filling in put]
+    for filling in put:
+        record.changes.extend(_put(filling, is_shared=instances.count(id(filling.site.content)) > 1))
+        record.replaced.append(_replacement(filling))
+    record.changes.extend(_leave_fused_paths(model))
+
+
+def _settle_configs(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
+    """Let the configs of transformers models name the new activations."""
+    from iglu.integrations import transformers as integration
+
+    names = {each.site.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
+    not_saved, changes = integration.settle_configs(model, [each.place for each in record.replaced], names)
+    record.not_saved.extend(not_saved)
+    record.changes.extend(changes)
+    for filling in fillings:  # names in a config, if it was rewritten
+        site, _, text = filling
+        if len(site.path) > 1 and text is not None and read_path(site.parent, site.path) == text:
+            record.replaced.append(_replacement(filling))
+
+
 def _put(filling: _Filling, is_shared: bool) -> list[Change]:
     site, new, text = filling
     (name,) = site.path
@@ -349,14 +366,14 @@ def _put(filling: _Filling, is_shared: bool) -> list[Change]:
 def _replacement(filling: _Filling) -> Replacement:
     site, new, text = filling
     written = str(text) if isinstance(site.content, str) else repr(new)
-    found = site.call.site if site.call is not None else next(iter(site.lookups), None)
+    found = site.call or next(iter(site.lookups), None)
     return Replacement(site.place, _written(site), written, "" if found is None else found.source)
 
 
 def _written(site: Site) -> str:
     """As a reader knows it: a module by its repr, a function by its name, a call by the function called."""
     if site.call is not None:
-        return site.call.function
+        return site.call.name
     if isinstance(site.content, nn.Module | str):
         return str(site.content)
     return str(function_name(site.content))

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from iglu.surgery.source_scan import (
@@ -124,7 +124,10 @@ def rewritten_sites(module: nn.Module) -> dict[Key, str]:
 
 def why_not(site: CallSite, scan: Scan) -> str:
     """Why a call site of a module cannot become a child; empty if it can."""
-    return _why_not_call(site, scan.module) or next(filter(None, map(_why_not_step, site.step.within())), "")
+    try:
+        return _why_not_call(site, scan) or next(filter(None, map(_why_not_step, site.step.within())), "")
+    except CannotRewriteError as error:
+        return str(error)
 
 
 def why_not_module(scan: Scan) -> str:
@@ -151,7 +154,7 @@ def why_not_module(scan: Scan) -> str:
 _LISTS_CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
 
 
-def _why_not_call(site: CallSite, module: nn.Module) -> str:
+def _why_not_call(site: CallSite, scan: Scan) -> str:
     use, step = site.use, site.step
     argument = step.first_argument
     if step.of_self:
@@ -162,14 +165,14 @@ def _why_not_call(site: CallSite, module: nn.Module) -> str:
     if use.context.is_discarded:
         return "its result is discarded: it changes its input in place, which a module does not"
     if use.call is not None and not isinstance(site.value, type):
-        found = _argument(site)
-        if found is None:
+        if not site.arguments:
             return "its arguments are not written out"
-        if _takes_tensor(site, found, module):
+        first, *others = site.arguments.values()
+        if any(_is_tensor(each, step, scan) for each in others):
             return "it is given a tensor as a parameter"
-        if use.chain[-1] == "relu6" and _is_plus_3(found):
+        if use.chain[-1] == "relu6" and _is_plus_3(first):
             return "relu6(x + 3) is part of a hard sigmoid, a gate"
-        if _rebound(site, found) and use.context.is_nested:
+        if _bound_again(site, first, scan) is not None and use.context.is_nested:
             return "it changes a variable of the function around it in place"
     elif use.call is None and use.key is None and not isinstance(site.value, nn.Module):
         source, alias = step.source, use.context.alias
@@ -181,10 +184,7 @@ def _why_not_call(site: CallSite, module: nn.Module) -> str:
 def _why_not_step(step: Step) -> str:
     if step.kind == "root" and step.owner is None:
         return f"the {step.name} of this instance was replaced"
-    try:
-        _wrapped_again(step.holder, step.function, step.function, not step.of_self)
-    except CannotRewriteError as error:
-        return str(error)
+    _wrapped_again(step.holder, step.function, step.function, not step.of_self)
     return _why_not_rebuilt(step.function)
 
 
@@ -224,37 +224,10 @@ def _is_only_called(source: FunctionSource, name: str) -> bool:
     return bool(loads) and all(id(node) in called for node in loads)
 
 
-def _argument(site: CallSite) -> ast.expr | None:
-    """What the activation is applied to."""
-    call = site.use.call
-    assert call is not None
-    options = {each.arg: each.value for each in call.keywords}
-    if None in options or any(isinstance(each, ast.Starred) for each in call.args):
-        return None
-    if site.value is MISSING and isinstance(call.func, ast.Attribute):  # x.relu()
-        return call.func.value
-    if call.args:
-        return call.args[0]
-    function = plain_function(site.value)
-    code = function.__code__ if function is not None else None
-    first = code.co_varnames[0] if code is not None and code.co_argcount else "input"
-    return options.get(first, options.get("input"))
-
-
-def _takes_tensor(site: CallSite, argument: ast.expr, module: nn.Module) -> bool:
-    """Whether another argument is computed, or a parameter or buffer of the module: a learned slope."""
-    call, itself = site.use.call, site.step.first_argument
-    assert call is not None
-    for value in (*call.args, *(each.value for each in call.keywords)):
-        if value is argument:
-            continue
-        match value:
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if site.step.of_self and name == itself:
-                if attr in module._parameters or attr in module._buffers:
-                    return True
-        if any(isinstance(node, ast.Call) for node in ast.walk(value)):
-            return True
-    return False
+def _is_tensor(argument: ast.expr, step: Step, scan: Scan) -> bool:
+    """Whether it is computed, or a parameter or buffer of the module: a learned slope."""
+    is_computed = any(isinstance(node, ast.Call) for node in ast.walk(argument))
+    return is_computed or isinstance(scan.value(argument, step), Tensor)
 
 
 def _is_plus_3(node: ast.expr) -> bool:
@@ -308,7 +281,7 @@ class _Planner:
         variable = step.first_argument if step.of_self else _free_name(_EXTRA_ARGUMENT, step)
         edits: list[Edit] = []
         for site in self._sites.get(step.key, ()):
-            edits += _edits(site, f"{variable}.{self._chosen[site.key]}")
+            edits += _edits(site, f"{variable}.{self._chosen[site.key]}", self._scan)
         for use, callee in self._scan.calls(step):
             is_loop = callee in step.within()
             name = self._names[callee] if is_loop else self._attribute(callee)
@@ -374,63 +347,79 @@ def _stored_name(step: Step) -> str:
     return next(name for name, value in vars(step.owner).items() if value is step.holder)
 
 
-def _edits(site: CallSite, new: str) -> list[Edit]:
+def _edits(site: CallSite, new: str, scan: Scan) -> list[Edit]:
     use = site.use
     if use.call is None or isinstance(site.value, type):
         return [_span(use.node, new)]
-    argument = _argument(site)
-    assert argument is not None
-    name = _rebound(site, argument)
+    assert site.arguments
+    first = next(iter(site.arguments.values()))
+    name = _bound_again(site, first, scan)
     start, end = _ends(use.call)
-    inner_start, inner_end = _ends(argument)
+    inner_start, inner_end = _ends(first)
     head, tail = (f"({name} := {new}(", "))") if name else (f"{new}(", ")")
     return [Edit(start, inner_start, head + BREAKS), Edit(inner_end, end, BREAKS + tail)]
 
 
-def _rebound(site: CallSite, argument: ast.expr) -> str | None:
-    """The variable that the call changes in place, if it is read again later: it is bound to the result."""
-    call, source = site.use.call, site.step.source
-    if call is None or source is None or not isinstance(argument, ast.Name) or not _is_in_place(site):
-        return None
-    for statement in ast.walk(source.node):
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
-                value is call and name == argument.id
-            ):
-                return None  # x = F.relu(x, inplace=True)
-            case ast.Return(value=value) if value is call:
-                return None
-    in_loop = any(
-        call in ast.walk(loop) for loop in ast.walk(source.node) if isinstance(loop, ast.For | ast.While)
-    )
-    end = _ends(call)[1]
-    is_read = any(
-        isinstance(node, ast.Name)
-        and node.id == argument.id
-        and isinstance(node.ctx, ast.Load)
-        and node is not argument
-        and (in_loop or (node.lineno, node.col_offset) >= end)
-        for node in ast.walk(source.node)
-    )
-    return argument.id if is_read else None
+def _bound_again(site: CallSite, changed: ast.expr, scan: Scan) -> str | None:
+    """The variable that the call changes in place and that is read later: it is bound to the result.
 
-
-def _is_in_place(site: CallSite) -> bool:
-    call = site.use.call
+    A CannotRewriteError says where the change can be seen otherwise."""
+    call, source, in_place = site.use.call, site.step.source, _is_in_place(site, scan)
+    if in_place is False or not isinstance(changed, ast.Name | ast.Attribute | ast.Subscript):
+        return None  # a result that nobody else has
     assert call is not None
+    assert source is not None
+    text = ast.unparse(changed)
+    reason = f"it {'changes' if in_place else 'may change'} {text} in place"
+    nodes = list(ast.walk(source.node))
+    around = [node for node in nodes if isinstance(node, ast.stmt) and call in ast.walk(node)]
+    statement = around[-1]  # the innermost
+    in_loop = any(isinstance(each, ast.For | ast.While) for each in around)
+    is_replaced = False
+    match statement:
+        case ast.Assign(targets=[target], value=value) if value is call:
+            is_replaced = ast.unparse(target) == text  # x = F.relu(x, inplace=True)
+    if not isinstance(changed, ast.Name):
+        if is_replaced:
+            return None
+        raise CannotRewriteError(reason)
+    if isinstance(statement, ast.Return) and statement.value is call:
+        return None
+    start, (call_start, call_end) = _ends(statement)[0], _ends(call)
+    names = [node for node in nodes if isinstance(node, ast.Name) and node is not changed]
+    loads = [(node.id, _ends(node)[0]) for node in names if isinstance(node.ctx, ast.Load)]
+    later = {name for name, position in loads if in_loop or position >= call_end}
+    stores = [_ends(node)[0] for node in names if node.id == text and isinstance(node.ctx, ast.Store)]
+    bound = max((position for position in stores if position < start), default=(0, 0))
+    for node in nodes:
+        match node:
+            case ast.Assign(value=ast.Name(id=name)) if bound <= _ends(node)[0] < start:
+                same = {name, *map(ast.unparse, node.targets)}
+                if text in same and any(not each.isidentifier() or each in later for each in same - {text}):
+                    raise CannotRewriteError(f"{reason}, which has another name")
+    if any(name == text and start <= position < call_start for name, position in loads):
+        raise CannotRewriteError(f"{reason}, which the same statement reads before")
+    if is_replaced or text not in later:
+        return None
+    if in_place is None:
+        raise CannotRewriteError(reason)
+    return text
+
+
+def _is_in_place(site: CallSite, scan: Scan) -> bool | None:
+    """Whether it changes what it is given; None if that depends on a variable."""
     if site.use.chain[-1].endswith("_"):
         return True
-    return any(
-        each.arg == "inplace" and isinstance(each.value, ast.Constant) and each.value.value is True
-        for each in call.keywords
-    )
+    flag = (site.arguments or {}).get("inplace", ast.Constant(False))
+    value = flag.value if isinstance(flag, ast.Constant) else scan.value(flag, site.step)
+    return value if isinstance(value, bool) else None
 
 
 def _span(node: ast.expr, text: str) -> Edit:
     return Edit(*_ends(node), text)
 
 
-def _ends(node: ast.expr) -> tuple[Position, Position]:
+def _ends(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -549,7 +538,8 @@ def _wrapped_again(
     if all(map(operator.is_, cells, old_cells)):
         raise CannotRewriteError("its decorator keeps the function where it cannot be replaced")
     copied = _copied(holder, holder.__code__, tuple(cells))
-    copied.__wrapped__ = again  # type: ignore[attr-defined]
+    # __wrapped__, and where torch.compile keeps what it compiles
+    vars(copied).update({name: again for name, value in vars(holder).items() if value is inner})
     return copied
 
 

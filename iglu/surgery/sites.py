@@ -39,20 +39,6 @@ from iglu.surgery.source_scan import MISSING, CallSite, Scan, Step, is_plain_cal
 Path = tuple[str, ...]
 
 
-class Call(NamedTuple):
-    """A call of an activation inside a forward."""
-
-    site: CallSite
-    scan: Scan
-    reason: str  # why it cannot be replaced, empty if it can
-    is_in_layer: bool  # the module has parameters
-
-    @property
-    def function(self) -> str:
-        """As it is written: ``F.relu``."""
-        return ast.unparse(self.site.use.name) if self.site.value is not MISSING else self.site.use.chain[-1]
-
-
 class Site(NamedTuple):
     """A place in a model, and what is there: a module, a function, or the name of an activation."""
 
@@ -61,18 +47,20 @@ class Site(NamedTuple):
     path: Path  # from the parent; longer than one name where it leads into a config
     content: Any  # of a call, a module that computes the same
     unused_duplicates: tuple[str, ...] = ()  # of a name: children made from it that the forward never uses
-    call: Call | None = None
     lookups: tuple[CallSite, ...] = ()  # of a name
+    call: CallSite | None = None
+    scan: Scan | None = None  # of the parent, for a call
+    reason: str = ""  # why a call cannot be replaced, empty if it can
+
+    @property
+    def is_in_layer(self) -> bool:
+        """Calls are replaced by default only in modules with parameters."""
+        return self.call is None or has_parameters(self.parent)
 
     @property
     def is_default(self) -> bool:
         """Whether swap replaces it without being asked for it by name."""
-        return is_replaced_by_default(self.content) and (self.call is None or self.call.is_in_layer)
-
-    @property
-    def reason(self) -> str:
-        """Why it cannot be replaced, empty if it can."""
-        return "" if self.call is None else self.call.reason
+        return is_replaced_by_default(self.content) and self.is_in_layer
 
 
 def find_sites(model: nn.Module) -> Iterator[Site]:
@@ -87,7 +75,7 @@ def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]]) -> bool:
     """Whether these are the frames of the call, the innermost first: their code, and the offset in it."""
     if site.call is None:
         return False
-    use, step = site.call.site.use, site.call.site.step
+    use, step = site.call.use, site.call.step
     code, offset = frames[0]
     if not _is_at(use.node, step, code, offset):
         return False
@@ -157,7 +145,7 @@ def _sites_in(model: nn.Module, place: str, visited: set[int], scans: dict[int, 
             yield Site(_join(place, name), model, (name,), value)
     for path in paths:
         its = tuple(site for site in lookups if site.key_path == path or not site.step.of_self)
-        yield Site(_join(place, *path), model, path, read_path(model, path), duplicates, lookups=its)
+        yield Site(_join(place, *path), model, path, read_path(model, path), duplicates, its)
     is_torchs = type(model).__module__.startswith("torch.") and not isinstance(model, fx.GraphModule)
     if scan is not None and not is_torchs:
         yield from _call_sites(scan, place)
@@ -167,7 +155,6 @@ def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
     """The calls in the module's own functions, named after the function and their order in the source."""
     module = scan.module
     done = rewritten_sites(module)
-    in_layer = has_parameters(module)
     module_reason = why_not_module(scan)
     numbers: dict[str, Iterator[int]] = {}
     taken: set[str] = set()
@@ -183,8 +170,8 @@ def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
             continue
         name = free_name(base, number, module, taken)
         taken.add(name)
-        call = Call(site, scan, module_reason or why_not(site, scan), in_layer)
-        yield Site(_join(place, name), module, (name,), content, call=call)
+        reason = module_reason or why_not(site, scan)
+        yield Site(_join(place, name), module, (name,), content, call=site, scan=scan, reason=reason)
 
 
 def _base_name(site: CallSite) -> str:
@@ -215,28 +202,17 @@ def _maker(site: CallSite) -> Callable[[], Any] | None:
         return (lambda: value) if is_called and is_activation(value) else None
     if isinstance(value, type):
         is_called = use.call is not None and is_activation_class(value)
-        arguments, options = _constants(use.call, skip=0)
-        return functools.partial(make_module, value, *arguments, **options) if is_called else None
+        return functools.partial(make_module, value, **_constants(site)) if is_called else None
     if site.path is not None and len(site.path) > 1 and isinstance(site.holder, nn.Module):
         return None  # an attribute of another module, which has it as a site
     known = pointwise_name(value)
-    if known is None:
-        return None
-    arguments, options = _constants(use.call, skip=1)
-    return functools.partial(module_like, known, *arguments, **options)
+    return None if known is None else functools.partial(module_like, known, **_constants(site))
 
 
-def _constants(call: ast.Call | None, skip: int) -> tuple[list[Any], dict[str, Any]]:
+def _constants(site: CallSite) -> dict[str, Any]:
     """The settings in a call that are written out as constants."""
-    if call is None:
-        return [], {}
-    arguments = [each.value for each in call.args[skip:] if isinstance(each, ast.Constant)]
-    options = {
-        each.arg: each.value.value
-        for each in call.keywords
-        if each.arg is not None and isinstance(each.value, ast.Constant)
-    }
-    return arguments, options
+    passed = site.arguments or {}
+    return {name: node.value for name, node in passed.items() if isinstance(node, ast.Constant)}
 
 
 def _is_in_attribute(site: CallSite, module: nn.Module, uses: list[CallSite]) -> bool:

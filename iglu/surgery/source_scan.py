@@ -117,6 +117,32 @@ class CallSite(NamedTuple):
         return ast.unparse(self.use.node)
 
     @property
+    def name(self) -> str:
+        """Of the function, as it is written: ``F.relu``."""
+        return self.use.chain[-1] if self.value is MISSING else ast.unparse(self.use.name)
+
+    @property
+    def arguments(self) -> dict[str, ast.expr] | None:
+        """What the call passes, by the names of the parameters and in their order; None if that is not
+        written out, as in ``f(*x)``."""
+        call = self.use.call
+        if call is None:
+            return {}
+        options = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        if len(options) < len(call.keywords) or any(isinstance(each, ast.Starred) for each in call.args):
+            return None
+        if self.value is MISSING and isinstance(call.func, ast.Attribute):  # x.relu()
+            return {"input": call.func.value}
+        try:
+            function = self.value.forward if isinstance(self.value, nn.Module) else self.value
+            names = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):  # written in C, as F.softplus
+            names = ["input", "beta", "threshold"]
+        names += map(str, range(len(names), len(call.args)))
+        passed = dict(zip(names, call.args, strict=False)) | options
+        return {name: passed[name] for name in names if name in passed} | passed
+
+    @property
     def source(self) -> str:
         """``file.py:line``"""
         filename = self.step.function.__code__.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
@@ -213,6 +239,11 @@ class Scan:
     def roots(self) -> list[Step]:
         return list(self._roots.values())
 
+    def value(self, node: ast.expr, step: Step) -> Any:
+        """What a dotted name in a function stands for, MISSING if that is unknown."""
+        chain = _chain(node)
+        return MISSING if chain is None else _resolve(chain, step, self.module, self.cls)[0]
+
     def _callee(self, site: CallSite) -> Step | None:
         """The function that is called, or handed on, there; None if its source is of no use."""
         use, value, step = site.use, site.value, site.step
@@ -297,8 +328,8 @@ def _uses(code: types.CodeType) -> tuple[Use, ...]:
 
 def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
     """In the order of the source: of ``F.relu(x)`` the call, not once more the name inside it."""
-    if isinstance(tree, ast.Compare | ast.JoinedStr):
-        return  # "if self.act is F.relu" uses nothing
+    if isinstance(tree, ast.JoinedStr):
+        return  # before Python 3.12, what is inside has no position in the file
     skip: ast.AST | None = None
     if isinstance(tree, ast.expr):
         name = tree
@@ -317,7 +348,8 @@ def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
             yield Use((_EXPRESSION, name.attr), name, tree, context._replace(alias=None))
     for field, child in ast.iter_fields(tree):
         for each in child if isinstance(child, list) else [child]:
-            if isinstance(each, ast.AST) and each is not skip:
+            is_compared = isinstance(tree, ast.Compare) and _chain(each) is not None  # self.act is F.relu
+            if isinstance(each, ast.AST) and each is not skip and not is_compared:
                 yield from _uses_in(each, _inside(tree, field, context))
 
 

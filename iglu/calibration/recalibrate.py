@@ -21,11 +21,10 @@ from iglu.calibration.closed_form import CannotCorrectError, Correction, Pair, c
 from iglu.calibration.dataflow import CalibrationTarget, find_targets
 from iglu.calibration.synchronized import PausedForward, paused_forwards
 from iglu.functional import check_choice
-from iglu.html_table import html_table
 from iglu.model_runner import Forward, as_it_was, device_of, each_batch, inputs_of, move, run
 from iglu.modules import IGLU
 from iglu.surgery.activations import has_parameters, is_activation, signature
-from iglu.surgery.record import Change, Swap, grouped, put_back
+from iglu.surgery.record import Change, Record, Row, Swap, put_back
 from iglu.surgery.sites import find_sites
 
 METHODS = ("least-squares", "shift", "norms")
@@ -53,7 +52,7 @@ class _TensorChange(Change):
 
 
 @dataclass(frozen=True, repr=False)
-class Recalibration:
+class Recalibration(Record):
     """What :func:`recalibrate` did, and what it could not do."""
 
     corrected: list[Correction] = field(default_factory=list)
@@ -66,27 +65,17 @@ class Recalibration:
         """Put back the old weights and statistics.  A second call does nothing."""
         put_back(self.changes)
 
-    def __repr__(self) -> str:
-        listed = [f"{title} {place}{text}".lstrip() for title, place, text in grouped(self._rows(": "))]
-        return "\n  ".join([self._title, *listed, *self._zeros()])
-
-    def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
-        return html_table(self._title, ["", "place", ""], grouped(self._rows("")), self._zeros())
-
-    @property
     def _title(self) -> str:
         count = len(self.corrected)
         return f"Recalibration: {count} layer{'' if count == 1 else 's'} corrected, {len(self.left)} left"
 
-    def _rows(self, colon: str) -> list[tuple[str, str, str]]:
-        rows = [
-            ("", each.place, f"{colon}{each.method}, error {each.before:.3g} -> {each.after:.3g}")
-            for each in self.corrected
-        ]
-        return rows + [("left", each.place, f"{colon}{each.reason}") for each in self.left]
+    def _rows(self) -> Iterator[Row]:
+        for each in self.corrected:
+            yield "", each.place, f"{each.method}, error {each.before:.3g} -> {each.after:.3g}"
+        for layer in self.left:
+            yield "left", layer.place, layer.reason
 
-    def _zeros(self) -> list[str]:
+    def _notes(self) -> list[str]:
         shares = self.zeros.values()
         if not shares or max(shares) < 0.005:  # of smooth ones a few, where they are given 0
             return []

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -122,25 +122,16 @@ class _Arrival(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader)
+            loader, execute = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # that of its class again
+                try:
+                    execute(module)
+                except BaseException:
+                    sys.meta_path.insert(0, self)  # it may be tried again
+                    raise
+                _register_with_transformers()
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Telling(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The module shows its own loader, with all that a loader may be asked for.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        try:
-            self._loader.exec_module(module)
-        except BaseException:
-            sys.meta_path.insert(0, _Arrival(module.__name__))  # it may be tried again
-            raise
-        _register_with_transformers()

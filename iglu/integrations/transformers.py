@@ -203,10 +203,9 @@ def _state_sigmas(model: Any) -> list[str]:
     if not ours:
         return []
     texts = {place: name for place, module in ours.items() if (name := name_of(module)) is not None}
-    try:
-        # Always: that the config has the name of an activation does not mean that it governs every place.
-        loaded = _rebuild(model, model.config.to_dict())
-    except Exception:
+    # Always: that the config has the name of an activation does not mean that it governs every place.
+    loaded = _rebuild(model, model.config.to_dict())
+    if loaded is None:
         return []  # a model that cannot be built from its config cannot be loaded from it
     moved = [
         place for place, content in _contents(model).items() if place in ours and loaded.get(place) != content
@@ -252,9 +251,8 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
     field is written if all places that follow it were given the same new activation."""
     stated = model.config.to_dict()
     live = _contents(model) | {place: text for place, text in texts.items() if place not in places}
-    try:
-        before = _rebuild(model, stated)
-    except Exception:
+    before = _rebuild(model, stated)
+    if before is None:
         return places
     unexpressed = [place for place in places if before.get(place) != live.get(place, MISSING)]
     fields = dict(_fields(stated))
@@ -266,13 +264,12 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
         name = names.get(source) or names[path]
         if name is not None:
             _write(changed, path, _like(value, name))
-    try:
-        after = _rebuild(model, changed)
-        reloaded = type(model.config).from_dict(copy.deepcopy(changed)).to_dict()
-    except Exception:
+    after = _rebuild(model, changed)
+    if after is None or any(
+        after.get(place) != content == before.get(place) for place, content in live.items()
+    ):
         return unexpressed
-    if any(after.get(place) != content == before.get(place) for place, content in live.items()):
-        return unexpressed
+    reloaded = type(model.config).from_dict(copy.deepcopy(changed)).to_dict()
     for path, value in fields.items():
         new = _read(reloaded, path)  # not from `changed`: one field may be derived from another
         if new != value:
@@ -288,9 +285,8 @@ def _wanted(
     for text in dict.fromkeys(texts.values()):
         trial = copy.deepcopy(stated)
         _write(trial, path, _like(value, text))
-        try:
-            after = _rebuild(model, trial)
-        except Exception:
+        after = _rebuild(model, trial)
+        if after is None:
             return None
         governed = [place for place in before.keys() | after.keys() if before.get(place) != after.get(place)]
         if governed:
@@ -338,14 +334,16 @@ def _write_live(model: Any, path: Path, old: str, new: str) -> list[Change]:
     return changes
 
 
-def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """What would stand in the model if it were loaded with this config."""
+def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+    """What would stand in the model if it were loaded with this config; None if that fails."""
     initialization = sys.modules.get("transformers.initialization")
     safe = getattr(initialization, "meta_device_safe_creation_ops", nullcontext)
     with warnings.catch_warnings(), torch.device("meta"), safe():
         warnings.simplefilter("ignore")
-        config = type(model.config).from_dict(copy.deepcopy(data))
-        return _contents(type(model)(config))
+        try:
+            return _contents(type(model)(type(model.config).from_dict(copy.deepcopy(data))))
+        except Exception:
+            return None
 
 
 def _contents(model: nn.Module) -> dict[str, Any]:

@@ -33,8 +33,8 @@ _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax, nn.GLU, I
 
 # Activations that swap does not replace by default.
 _MORE_FUNCTIONS = {
-    "tanh", "tanh_", "sigmoid", "sigmoid_", "softplus", "logsigmoid", "softsign", "hardtanh", "hardtanh_",
-    "hardsigmoid", "tanhshrink", "hardshrink", "softshrink", "rrelu", "rrelu_", "threshold", "threshold_",
+    "tanh", "sigmoid", "softplus", "logsigmoid", "softsign", "hardtanh", "hardsigmoid", "tanhshrink",
+    "hardshrink", "softshrink", "rrelu", "threshold",
 }  # fmt: skip
 _OURS = (functional.iglu, functional.iglu_gate, functional.gelu_scaled)
 
@@ -148,7 +148,7 @@ class ActivationObserver(TorchFunctionMode):
 
 @functools.lru_cache(maxsize=4096)  # called for every torch function
 def _is_activation_function(function: Any) -> bool:
-    named = getattr(function, "__name__", "") in _MORE_FUNCTIONS
+    named = getattr(function, "__name__", "").rstrip("_") in _MORE_FUNCTIONS
     return named or function in _OURS or function_name(function) is not None
 
 

@@ -45,12 +45,12 @@ _HOMES = {
 _tanh_gelu = functools.partial(nn.GELU, "tanh")
 
 # Functions by name, torch's, timm's and those that models write out for themselves, and the module that
-# computes (nearly) the same, which represents a call in rules and records.
+# computes (nearly) the same, which represents a call in rules and records.  An underscore behind the name
+# means in place.
 _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
-    "relu": nn.ReLU, "relu_": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU,
-    "leaky_relu_": nn.LeakyReLU, "elu": nn.ELU, "elu_": nn.ELU, "celu": nn.CELU, "celu_": nn.CELU,
-    "selu": nn.SELU, "selu_": nn.SELU, "gelu": nn.GELU, "gelu_new": _tanh_gelu, "gelu_fast": _tanh_gelu,
-    "gelu_tanh": _tanh_gelu, "quick_gelu": _tanh_gelu, "silu": nn.SiLU, "silu_": nn.SiLU, "swish": nn.SiLU,
+    "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "celu": nn.CELU,
+    "selu": nn.SELU, "gelu": nn.GELU, "gelu_new": _tanh_gelu, "gelu_fast": _tanh_gelu,
+    "gelu_tanh": _tanh_gelu, "quick_gelu": _tanh_gelu, "silu": nn.SiLU, "swish": nn.SiLU,
     "swish_me": nn.SiLU, "mish": nn.Mish, "mish_me": nn.Mish, "hard_mish": nn.Mish, "hard_mish_me": nn.Mish,
     "hardswish": nn.Hardswish, "hard_swish": nn.Hardswish, "h_swish": nn.Hardswish, "hswish": nn.Hardswish,
     "hard_swish_me": nn.Hardswish, "iglu": IGLU, "gelu_scaled": ScaledGELU,
@@ -58,15 +58,14 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
 
 # Replaced only if named: gates, and what keeps things positive.
 _GATES: dict[str, Callable[..., nn.Module]] = {
-    "sigmoid": nn.Sigmoid, "sigmoid_": nn.Sigmoid, "tanh": nn.Tanh, "tanh_": nn.Tanh,
-    "softplus": nn.Softplus, "hardsigmoid": nn.Hardsigmoid, "hard_sigmoid": nn.Hardsigmoid,
-    "h_sigmoid": nn.Hardsigmoid, "hsigmoid": nn.Hardsigmoid, "hardtanh": nn.Hardtanh,
-    "hardtanh_": nn.Hardtanh, "logsigmoid": nn.LogSigmoid, "softsign": nn.Softsign,
+    "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus, "hardsigmoid": nn.Hardsigmoid,
+    "hard_sigmoid": nn.Hardsigmoid, "h_sigmoid": nn.Hardsigmoid, "hsigmoid": nn.Hardsigmoid,
+    "hardtanh": nn.Hardtanh, "logsigmoid": nn.LogSigmoid, "softsign": nn.Softsign,
 }  # fmt: skip
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 
 # Methods of a tensor.
-TENSOR_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
+TENSOR_METHODS = {"relu", "sigmoid", "tanh"}
 
 # transformers' names of activations that swap replaces.
 CONFIG_NAMES = {
@@ -140,8 +139,9 @@ def pointwise_name(value: Any) -> str | None:
         return pointwise_name(value.__func__)
     if not isinstance(value, _FUNCTION_TYPES):
         return None
-    if value.__name__ in _FUNCTIONS or value.__name__ in _GATES:
-        return value.__name__
+    name = value.__name__.rstrip("_")
+    if name in _FUNCTIONS or name in _GATES:
+        return name
     return function_body.name_of_body(value) if isinstance(value, types.FunctionType) else None
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from iglu.calibration.recalibrate import Recalibration
 
 
+Row = tuple[str, str, str]
+
+
 @dataclass(frozen=True)
 class Replacement:
     """One activation that was replaced.
@@ -39,6 +42,39 @@ class FunctionalCall:
     call: str
     source: str
     reason: str = ""
+
+
+class Record:
+    """What was done to a model, as text and, for notebooks, as a table."""
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _rows(self) -> Iterator[Row]:
+        """What was done, the place, and more about it."""
+        raise NotImplementedError
+
+    def _notes(self) -> list[str]:
+        return []
+
+    def __repr__(self) -> str:
+        lines = [
+            ": ".join(filter(None, (f"{what} {where}".lstrip(), text)))
+            for what, where, text in self._grouped()
+        ]
+        return "\n  ".join([self._title(), *lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title(), ["", "place", ""], self._grouped(), self._notes())
+
+    def _grouped(self) -> Iterator[Row]:
+        """One row for all places that differ only by their numbers."""
+        groups: dict[Row, list[str]] = {}
+        for what, place, text in self._rows():
+            groups.setdefault((what, re.sub(r"\d+", "*", place), text), []).append(place)
+        for (what, pattern, text), places in groups.items():
+            where = places[0] or "(the model)" if len(places) == 1 else f"{pattern} ({len(places)} times)"
+            yield what, where, text
 
 
 class Change:
@@ -86,7 +122,7 @@ class Attribute(Change):
 
 
 @dataclass(frozen=True, repr=False)
-class Swap:
+class Swap(Record):
     """What :func:`swap` replaced, and what it found and left."""
 
     replaced: list[Replacement] = field(default_factory=list)
@@ -107,32 +143,27 @@ class Swap:
         put_back(self.changes)
 
     def __repr__(self) -> str:
-        listed = "".join(
-            f"\n  {title} {where}{text}" for title, where, text in grouped(self._rows(": ", "->"))
-        )
-        return self._title + listed + (f"\n{self.recalibration}" if self.recalibration is not None else "")
+        return super().__repr__() + (f"\n{self.recalibration}" if self.recalibration is not None else "")
 
     def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
-        table = html_table(self._title, ["", "place", ""], list(grouped(self._rows("", "→"))))
-        return table + (self.recalibration._repr_html_() if self.recalibration is not None else "")
+        below = self.recalibration._repr_html_() if self.recalibration is not None else ""
+        return super()._repr_html_() + below
 
-    def _rows(self, colon: str, arrow: str) -> list[tuple[str, str, str]]:
-        rows = []
-        for each in self.replaced:
-            source = f" ({each.source})" if each.source else ""
-            rows.append(("replaced", each.place, f"{colon}{each.old} {arrow} {each.new}{source}"))
-        for call in self.functional:
-            reason = f": {call.reason}" if call.reason else ""
-            rows.append(("functional", call.place, f"{colon}{call.call} ({call.source}){reason}"))
-        return rows + [("not saved", place, "") for place in self.not_saved]
-
-    @property
     def _title(self) -> str:
         return (
             f"Swap: {len(self.replaced)} replaced, {len(self.functional)} functional calls left, "
             f"{len(self.not_saved)} not saved"
         )
+
+    def _rows(self) -> Iterator[Row]:
+        for each in self.replaced:
+            source = f" ({each.source})" if each.source else ""
+            yield "replaced", each.place, f"{each.old} -> {each.new}{source}"
+        for call in self.functional:
+            reason = f": {call.reason}" if call.reason else ""
+            yield "functional", call.place, f"{call.call} ({call.source}){reason}"
+        for place in self.not_saved:
+            yield "not saved", place, ""
 
 
 def change(place: str, owner: Any, name: str, new: Any) -> list[Change]:
@@ -171,13 +202,3 @@ def _write(owner: Any, name: str, value: Any) -> None:
         if isinstance(owner, nn.Module):
             owner._modules.pop(name, None)  # a function comes back to where a module stood
         setattr(owner, name, value)
-
-
-def grouped(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
-    """One row for all places that differ only by their numbers."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for title, place, text in rows:
-        groups.setdefault((title, re.sub(r"\d+", "*", place), text), []).append(place)
-    for (title, pattern, text), places in groups.items():
-        where = places[0] or "(the model)" if len(places) == 1 else f"{pattern} ({len(places)} times)"
-        yield title, where, text

@@ -25,8 +25,9 @@ from iglu.surgery.activations import (
     name_of,
     pointwise_name,
 )
+from iglu.surgery.in_place import CannotRewriteError
 from iglu.surgery.record import Change, FunctionalCall, Replacement, Swap, change, put_back
-from iglu.surgery.rewrite import CannotRewriteError, rewrite, rewritten_sites
+from iglu.surgery.rewrite import rewrite, rewritten_sites
 from iglu.surgery.sites import Site, find_sites, read_path
 
 Factory = Callable[[], nn.Module]

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from iglu.surgery.in_place import CannotRewriteError, variable_to_bind
 from iglu.surgery.source_scan import (
     MISSING,
     CallSite,
@@ -48,20 +49,16 @@ from iglu.surgery.source_text import (
     BREAKS,
     Edit,
     FunctionSource,
-    Position,
     cached_by_code,
     compile_like,
     imports_of,
     read_function,
+    span_of,
 )
 
 Key = tuple[Any, ...]
 
 _EXTRA_ARGUMENT = "swapped_module"  # of a helper function, through which it reaches the new children
-
-
-class CannotRewriteError(Exception):
-    """Says why, for the record."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,7 @@ def _why_not_call(site: CallSite, scan: Scan) -> str:
             return "it is given a tensor as a parameter"
         if use.chain[-1] == "relu6" and _is_plus_3(first):
             return "relu6(x + 3) is part of a hard sigmoid, a gate"
-        if _bound_again(site, first, scan) is not None and use.context.is_nested:
-            return "it changes a variable of the function around it in place"
+        variable_to_bind(site, scan)  # raises a CannotRewriteError where the change can be seen otherwise
     elif use.call is None and use.key is None and not isinstance(site.value, nn.Module):
         source, alias = step.source, use.context.alias
         if alias is None or source is None or not _is_only_called(source, alias):
@@ -353,76 +349,15 @@ def _edits(site: CallSite, new: str, scan: Scan) -> list[Edit]:
         return [_span(use.node, new)]
     assert site.arguments
     first = next(iter(site.arguments.values()))
-    name = _bound_again(site, first, scan)
-    start, end = _ends(use.call)
-    inner_start, inner_end = _ends(first)
+    name = variable_to_bind(site, scan)
+    start, end = span_of(use.call)
+    inner_start, inner_end = span_of(first)
     head, tail = (f"({name} := {new}(", "))") if name else (f"{new}(", ")")
     return [Edit(start, inner_start, head + BREAKS), Edit(inner_end, end, BREAKS + tail)]
 
 
-def _bound_again(site: CallSite, changed: ast.expr, scan: Scan) -> str | None:
-    """The variable that the call changes in place and that is read later: it is bound to the result.
-
-    A CannotRewriteError says where the change can be seen otherwise."""
-    call, source, in_place = site.use.call, site.step.source, _is_in_place(site, scan)
-    if in_place is False or not isinstance(changed, ast.Name | ast.Attribute | ast.Subscript):
-        return None  # a result that nobody else has
-    assert call is not None
-    assert source is not None
-    text = ast.unparse(changed)
-    reason = f"it {'changes' if in_place else 'may change'} {text} in place"
-    nodes = list(ast.walk(source.node))
-    around = [node for node in nodes if isinstance(node, ast.stmt) and call in ast.walk(node)]
-    statement = around[-1]  # the innermost
-    in_loop = any(isinstance(each, ast.For | ast.While) for each in around)
-    is_replaced = False
-    match statement:
-        case ast.Assign(targets=[target], value=value) if value is call:
-            is_replaced = ast.unparse(target) == text  # x = F.relu(x, inplace=True)
-    if not isinstance(changed, ast.Name):
-        if is_replaced:
-            return None
-        raise CannotRewriteError(reason)
-    if isinstance(statement, ast.Return) and statement.value is call:
-        return None
-    start, (call_start, call_end) = _ends(statement)[0], _ends(call)
-    names = [node for node in nodes if isinstance(node, ast.Name) and node is not changed]
-    loads = [(node.id, _ends(node)[0]) for node in names if isinstance(node.ctx, ast.Load)]
-    later = {name for name, position in loads if in_loop or position >= call_end}
-    stores = [_ends(node)[0] for node in names if node.id == text and isinstance(node.ctx, ast.Store)]
-    bound = max((position for position in stores if position < start), default=(0, 0))
-    for node in nodes:
-        match node:
-            case ast.Assign(value=ast.Name(id=name)) if bound <= _ends(node)[0] < start:
-                same = {name, *map(ast.unparse, node.targets)}
-                if text in same and any(not each.isidentifier() or each in later for each in same - {text}):
-                    raise CannotRewriteError(f"{reason}, which has another name")
-    if any(name == text and start <= position < call_start for name, position in loads):
-        raise CannotRewriteError(f"{reason}, which the same statement reads before")
-    if is_replaced or text not in later:
-        return None
-    if in_place is None:
-        raise CannotRewriteError(reason)
-    return text
-
-
-def _is_in_place(site: CallSite, scan: Scan) -> bool | None:
-    """Whether it changes what it is given; None if that depends on a variable."""
-    if site.use.chain[-1].endswith("_"):
-        return True
-    flag = (site.arguments or {}).get("inplace", ast.Constant(False))
-    value = flag.value if isinstance(flag, ast.Constant) else scan.value(flag, site.step)
-    return value if isinstance(value, bool) else None
-
-
 def _span(node: ast.expr, text: str) -> Edit:
-    return Edit(*_ends(node), text)
-
-
-def _ends(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return Edit(*span_of(node), text)
 
 
 def _first_argument(source: FunctionSource, step: Step, variable: str) -> Edit:

@@ -9,32 +9,24 @@ from __future__ import annotations
 
 import ast
 import dis
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import fx, nn
 
 from iglu.surgery.activations import (
-    CONFIG_NAMES,
-    TENSOR_METHODS,
     function_name,
     has_parameters,
-    is_activation,
-    is_activation_class,
     is_activation_name,
     is_closed,
     is_replaced_by_default,
     is_table,
-    make_module,
-    module_like,
-    pointwise_name,
     signature,
 )
 from iglu.surgery.rewrite import free_name, rewritten_sites, why_not, why_not_module
-from iglu.surgery.source_scan import MISSING, CallSite, Scan, Step, is_plain_call
+from iglu.surgery.source_scan import CallSite, Scan, Step, is_plain_call
 
 Path = tuple[str, ...]
 
@@ -107,7 +99,7 @@ def read_path(parent: nn.Module, path: Path) -> Any:
 
 def _scans(model: nn.Module) -> dict[int, Scan]:
     """What each module uses; a method that is called by another module counts like a forward."""
-    scans = {id(module): Scan(module, _is_activation) for module in model.modules() if _is_readable(module)}
+    scans = {id(module): Scan(module) for module in model.modules() if _is_readable(module)}
     pending = list(scans.values())
     while pending:
         scan = pending.pop()
@@ -159,8 +151,7 @@ def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
     numbers: dict[str, Iterator[int]] = {}
     taken: set[str] = set()
     for site in scan.activations():
-        make = _maker(site)
-        content = None if make is None or _is_in_attribute(site, module, scan.uses) else make()
+        content = None if site.make is None or _is_in_attribute(site, module, scan.uses) else site.make()
         if not isinstance(content, nn.Module):
             continue
         base = _base_name(site)
@@ -181,38 +172,6 @@ def _base_name(site: CallSite) -> str:
         name = name.lower()
     name = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")
     return name or "activation"
-
-
-def _is_activation(site: CallSite) -> bool:
-    return _maker(site) is not None
-
-
-def _maker(site: CallSite) -> Callable[[], Any] | None:
-    """What makes a module that computes the same, None if the use is not an activation."""
-    use, value = site.use, site.value
-    if value is MISSING:  # x.relu() of some tensor
-        name, call = use.chain[-1], use.call
-        is_method = len(use.chain) > 1 and call is not None and not (call.args or call.keywords)
-        return functools.partial(module_like, name) if is_method and name in TENSOR_METHODS else None
-    if use.key is not None:
-        key = getattr(use.key, "value", None)
-        return functools.partial(value.__getitem__, key) if is_table(value) and key in CONFIG_NAMES else None
-    if isinstance(value, nn.Module):  # an object of the Python module, not of the model
-        is_called = site.path is None and use.call is not None
-        return (lambda: value) if is_called and is_activation(value) else None
-    if isinstance(value, type):
-        is_called = use.call is not None and is_activation_class(value)
-        return functools.partial(make_module, value, **_constants(site)) if is_called else None
-    if site.path is not None and len(site.path) > 1 and isinstance(site.holder, nn.Module):
-        return None  # an attribute of another module, which has it as a site
-    known = pointwise_name(value)
-    return None if known is None else functools.partial(module_like, known, **_constants(site))
-
-
-def _constants(site: CallSite) -> dict[str, Any]:
-    """The settings in a call that are written out as constants."""
-    passed = site.arguments or {}
-    return {name: node.value for name, node in passed.items() if isinstance(node, ast.Constant)}
 
 
 def _is_in_attribute(site: CallSite, module: nn.Module, uses: list[CallSite]) -> bool:

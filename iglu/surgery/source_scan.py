@@ -18,6 +18,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from iglu.surgery.activations import (
+    CONFIG_NAMES,
+    TENSOR_METHODS,
+    is_activation,
+    is_activation_class,
+    is_table,
+    make_module,
+    module_like,
+    pointwise_name,
+)
 from iglu.surgery.source_text import FunctionSource, Position, cached_by_code, read_function
 
 Chain = tuple[str, ...]
@@ -104,7 +114,8 @@ class Step:
             step = step.parent
 
 
-class CallSite(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CallSite:
     """A use, what its name stands for (MISSING if that is unknown), and the function that it is in."""
 
     use: Use
@@ -120,6 +131,34 @@ class CallSite(NamedTuple):
     def name(self) -> str:
         """Of the function, as it is written: ``F.relu``."""
         return self.use.chain[-1] if self.value is MISSING else ast.unparse(self.use.name)
+
+    @functools.cached_property
+    def make(self) -> Callable[[], Any] | None:
+        """What makes a module that computes the same; None if the use is not an activation."""
+        use, value = self.use, self.value
+        if value is MISSING:  # x.relu() of some tensor
+            name, call = use.chain[-1].rstrip("_"), use.call
+            is_method = len(use.chain) > 1 and call is not None and not (call.args or call.keywords)
+            return functools.partial(module_like, name) if is_method and name in TENSOR_METHODS else None
+        if use.key is not None:
+            key = getattr(use.key, "value", None)
+            is_known = is_table(value) and key in CONFIG_NAMES
+            return functools.partial(value.__getitem__, key) if is_known else None
+        if isinstance(value, nn.Module):  # an object of the Python module, not of the model
+            is_called = self.path is None and use.call is not None
+            return (lambda: value) if is_called and is_activation(value) else None
+        if isinstance(value, type):
+            is_called = use.call is not None and is_activation_class(value)
+            return functools.partial(make_module, value, **self._constants()) if is_called else None
+        if self.path is not None and len(self.path) > 1 and isinstance(self.holder, nn.Module):
+            return None  # an attribute of another module, which has it as a site
+        known = pointwise_name(value)
+        return None if known is None else functools.partial(module_like, known, **self._constants())
+
+    def _constants(self) -> dict[str, Any]:
+        """The settings in a call that are written out as constants."""
+        passed = self.arguments or {}
+        return {name: node.value for name, node in passed.items() if isinstance(node, ast.Constant)}
 
     @property
     def arguments(self) -> dict[str, ast.expr] | None:
@@ -169,17 +208,14 @@ class CallSite(NamedTuple):
 
 
 class Scan:
-    """What the functions of a module use that are reached from its forward.
+    """What the functions of a module use that are reached from its forward.  Activations are not looked
+    into."""
 
-    ``is_activation`` says of a use whether it is an activation, which is not looked into.
-    """
-
-    def __init__(self, module: nn.Module, is_activation: Callable[[CallSite], bool]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.cls: type = vars(type(module)).get("_iglu_original_class", type(module))
         self.uses: list[CallSite] = []  # every function once
         self.foreign: list[tuple[nn.Module, str]] = []  # methods that are called on other modules
-        self._is_activation = is_activation
         self._roots: dict[str, Step] = {}
         self._seen: set[tuple[int, bool]] = set()  # identities
         self._links_of: dict[Step, list[tuple[CallSite, Step | None]]] = {}
@@ -223,7 +259,7 @@ class Scan:
 
     def _activations(self, step: Step) -> Iterator[CallSite]:
         for site, callee in self._links(step):
-            if self._is_activation(site):
+            if site.make is not None:
                 yield site
             elif callee is not None and callee not in step.within() and self._contains(callee):
                 yield from self._activations(callee)
@@ -248,7 +284,7 @@ class Scan:
         """The function that is called, or handed on, there; None if its source is of no use."""
         use, value, step = site.use, site.value, site.step
         function = plain_function(value)
-        if function is None or use.key is not None or self._is_activation(site):
+        if function is None or use.key is not None or site.make is not None:
             return None
         if str(function.__module__).partition(".")[0] == "torch" or read_function(function.__code__) is None:
             return None
@@ -275,7 +311,7 @@ class Scan:
             found, seen, pending = False, {step.identity}, [step]
             while pending and not found:
                 for site, callee in self._links(pending.pop()):
-                    found = found or self._is_activation(site)
+                    found = found or site.make is not None
                     if callee is not None and callee.identity not in seen:
                         seen.add(callee.identity)
                         pending.append(callee)

@@ -64,6 +64,13 @@ class FunctionSource(NamedTuple):
         return ["\n"] * (self.first - 1) + list(self.lines)
 
 
+def span_of(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
+    """Where it begins and where it ends."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
 _Result = TypeVar("_Result")
 
 

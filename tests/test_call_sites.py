@@ -834,6 +834,36 @@ def test_a_static_method_that_is_an_activation_is_replaced_where_it_is_called() 
     assert torch.equal(model(X4), iglu.iglu(F.linear(X4, model[0].weight, model[0].bias), 1.0))
 
 
+def relu(x, other):
+    return x * F.relu(other)
+
+
+def silu(x, *, scale):
+    return scale * F.silu(x)
+
+
+def test_a_name_of_an_activation_is_not_enough_for_a_function_of_more_than_one_value() -> None:
+    class Named(nn.Linear):
+        def swish(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(self.weight[0] * x)  # learns
+
+        def gelu(self, x: Tensor) -> Tensor:
+            return F.gelu(super().forward(x))
+
+        def mish(self, x: Tensor) -> Tensor:
+            return x * torch.tanh(F.softplus(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return relu(self.swish(x), self.mish(x)) + silu(self.gelu(x), scale=3.0)
+
+    model = Named(4, 4)
+    weight, bias = model.weight, model.bias
+    record = swap(model, {"relu_*": "relu", "silu_*": "silu", "gelu_*": "gelu", "mish_*": "iglu:1"})
+    assert sorted(places(record)) == ["gelu_1", "mish_1", "relu_1", "silu_1"]
+    expected = X4 * torch.sigmoid(weight[0] * X4) * F.relu(iglu.iglu(X4, 1.0))
+    torch.testing.assert_close(model(X4), expected + 3 * F.silu(F.gelu(F.linear(X4, weight, bias))))
+
+
 def test_compiling_a_model_with_a_compiled_forward_runs_the_new_one() -> None:
     class Compiled(nn.Module):
         def __init__(self) -> None:

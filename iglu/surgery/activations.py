@@ -140,9 +140,20 @@ def pointwise_name(value: Any) -> str | None:
     if not isinstance(value, _FUNCTION_TYPES):
         return None
     name = value.__name__.rstrip("_")
-    if name in _FUNCTIONS or name in _GATES:
+    is_named = name in _FUNCTIONS or name in _GATES
+    if not isinstance(value, types.FunctionType):
+        return name if is_named else None
+    if is_named and _required_arguments(value) <= 1:
         return name
-    return function_body.name_of_body(value) if isinstance(value, types.FunctionType) else None
+    is_method = value.__code__.co_varnames[:1] == ("self",)
+    return function_body.name_of_body(value, is_method)
+
+
+def _required_arguments(function: types.FunctionType) -> int:
+    """A function of more than one value is not an activation, whatever its name is."""
+    code = function.__code__
+    optional = len(function.__defaults__ or ()) + len(function.__kwdefaults__ or ())
+    return code.co_argcount + code.co_kwonlyargcount - optional
 
 
 def module_like(name: str, **options: Any) -> nn.Module:

@@ -27,7 +27,7 @@ IGLU_INLINE vector fnma_avx512(vector a, vector b, vector c) { return _mm512_fnm
 IGLU_INLINE vector smaller_avx512(vector a, vector b) { return _mm512_min_ps(a, b); }
 IGLU_INLINE vector positive_part_avx512(vector x) { return _mm512_max_ps(all(0), x); }
 /* no where the mask is 0, yes where it is 1 */
-IGLU_INLINE vector select(__mmask16 mask, vector no, vector yes) { return _mm512_mask_mov_ps(no, mask, yes); }
+IGLU_INLINE vector choose(__mmask16 mask, vector no, vector yes) { return _mm512_mask_mov_ps(no, mask, yes); }
 /* Also true where either is NaN. */
 IGLU_INLINE __mmask16 is_not_less(vector a, vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 
@@ -96,7 +96,7 @@ IGLU_INLINE place place_of(argument_avx512 u)
 {
     __mmask16 is_far = is_not_less(u.a, all(1));
     /* Added to 15 m, this leaves the index in the last bits. */
-    vector offset = select(is_far, all(0x1.8p23f), all(0x1.8p23f + 16));
+    vector offset = choose(is_far, all(0x1.8p23f), all(0x1.8p23f + 16));
     vector m = smaller_avx512(u.t, u.a), sum = fma_avx512(all(15), m, offset);
     return (place){fms_avx512(all(15), m, sum - offset), _mm512_castps_si512(sum), is_far};
 }
@@ -117,7 +117,7 @@ IGLU_INLINE vector exact_value_avx512(argument_avx512 u, constants_avx512 k, pie
 {
     place at = place_of(u);
     vector p = fma_avx512(higher_terms(of, at), at.distance, COEFFICIENT(5)) + COEFFICIENT(0);
-    return fnma_avx512(select(at.is_far, u.abs_x, k.floor), p, positive_part_avx512(u.x));
+    return fnma_avx512(choose(at.is_far, u.abs_x, k.floor), p, positive_part_avx512(u.x));
 }
 
 /* As in formulas.h; the far tail is t^3 p. */
@@ -125,11 +125,11 @@ IGLU_INLINE vector exact_df_dx_avx512(argument_avx512 u, constants_avx512 k, pie
 {
     vector a_low = a_low_avx512(u, k), t_error = fnma_avx512(a_low, u.t, fnma_avx512(u.a, u.t, all(1)));
     place at = place_of(u);
-    at.distance = fma_avx512(all(15), select(at.is_far, a_low, u.t * t_error), at.distance);
+    at.distance = fma_avx512(all(15), choose(at.is_far, a_low, u.t * t_error), at.distance);
     vector p = fma_avx512(higher_terms(of, at), at.distance, COEFFICIENT(0));
     vector far = u.t * (u.t * u.t * p);
-    vector tail = select(at.is_far, p, fma_avx512(far, t_error + (t_error + t_error), far));
-    return select(is_not_less(u.x, all(0)), tail, all(1) - tail);
+    vector tail = choose(at.is_far, p, fma_avx512(far, t_error + (t_error + t_error), far));
+    return choose(is_not_less(u.x, all(0)), tail, all(1) - tail);
 }
 
 /* 2 sigma/(pi d^2) with d = 1 + u^2, 1/d = r (1 + error).  |u| is clipped where d^2 has long overflowed. */

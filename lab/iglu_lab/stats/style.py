@@ -19,7 +19,8 @@ BLACK, GREY, OTHER, DIRECT_GREY = "#000000", "#999999", "#BBBBBB", "#7F7F7F"
 
 COLOURS = {
     "iglu": BLUE, "iglu_approx": VERMILION, "relu": BLACK, "gelu": GREEN, "silu": PURPLE,
-    "gelu_tanh": ORANGE, "hardswish": ORANGE, "mish": SKY, "gelu_a": GREEN, "identity": GREY,
+    "gelu_tanh": ORANGE, "hardswish": ORANGE, "leaky_relu": ORANGE, "mish": SKY, "gelu_a": SKY,
+    "identity": GREY,
 }  # fmt: skip
 MARKERS = {
     "iglu": "o", "iglu_approx": "s", "relu": "^", "gelu": "D", "silu": "v", "gelu_tanh": "P",
@@ -95,11 +96,13 @@ def evenly_spaced(items: Sequence[Item], most: int) -> Sequence[Item]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def legend_below(figure: Any, columns: int) -> None:
-    """One legend below the figure, each label of its axes once."""
+def legend_below(figure: Any) -> None:
+    """One legend below the figure, each label of its axes once, in as many columns as fit."""
     found = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in figure.axes)
     handles = {label: handle for pairs in found for handle, label in pairs}
     if handles:
+        widest = 0.6 + 0.07 * max(map(len, handles))  # inches: the handle, and about 0.07 per character
+        columns = max(1, min(4, int(figure.get_figwidth() / widest)))
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, fontsize=8)
 
 

@@ -36,7 +36,7 @@ def draw(figure: Figure) -> Any:
     if has_names:
         names_down(drawn, figure.panels[0].names)
     if figure.legend == "below":
-        legend_below(drawn, 4)
+        legend_below(drawn)
     return drawn
 
 

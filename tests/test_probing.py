@@ -68,6 +68,20 @@ def through(values: torch.Tensor, activation: nn.Module | None = None):
 # -- what is seen ----------------------------------------------------------------------------------
 
 
+def test_functions_whose_own_name_is_another_are_seen() -> None:
+    class Renamed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+            return F.logsigmoid(x) + F.threshold(x, 0.1, 0.0)  # log_sigmoid and _threshold
+
+    model = nn.Sequential(Renamed(4, 4))
+    assert [layer.name for layer in probe(model, torch.randn(64, 4)).layers] == [
+        "0: log_sigmoid",
+        "0: threshold",
+    ]
+    assert [each.place for each in swap(model, "iglu", only=F.logsigmoid).replaced] == ["0.logsigmoid_1"]
+
+
 def test_functions_inside_a_forward_are_seen_each_where_it_is_called():
     found = probe(Functional(), inputs())
     assert [layer.name for layer in found.layers] == [

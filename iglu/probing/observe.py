@@ -33,7 +33,7 @@ _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax, nn.GLU, I
 
 # Activations that swap does not replace by default.
 _MORE_FUNCTIONS = {
-    "tanh", "sigmoid", "softplus", "logsigmoid", "softsign", "hardtanh", "hardsigmoid", "tanhshrink",
+    "tanh", "sigmoid", "softplus", "log_sigmoid", "softsign", "hardtanh", "hardsigmoid", "tanhshrink",
     "hardshrink", "softshrink", "rrelu", "threshold",
 }  # fmt: skip
 _OURS = (functional.iglu, functional.iglu_gate, functional.gelu_scaled)
@@ -122,7 +122,7 @@ class ActivationObserver(TorchFunctionMode):
                 return  # the hook has reported it
             key = id(owner), name, chain
             if key not in self._sites:
-                name = name.rstrip("_")
+                name = name.strip("_")
                 label, places = self._label_and_places(owner, chain, function, name)
                 self._sites[key] = ObservedSite(
                     label, places, name, source, is_replaced_by_default(function),
@@ -148,7 +148,7 @@ class ActivationObserver(TorchFunctionMode):
 
 @functools.lru_cache(maxsize=4096)  # called for every torch function
 def _is_activation_function(function: Any) -> bool:
-    named = getattr(function, "__name__", "").rstrip("_") in _MORE_FUNCTIONS
+    named = getattr(function, "__name__", "").strip("_") in _MORE_FUNCTIONS
     return named or function in _OURS or function_name(function) is not None
 
 

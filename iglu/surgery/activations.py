@@ -60,7 +60,7 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
 _GATES: dict[str, Callable[..., nn.Module]] = {
     "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus, "hardsigmoid": nn.Hardsigmoid,
     "hard_sigmoid": nn.Hardsigmoid, "h_sigmoid": nn.Hardsigmoid, "hsigmoid": nn.Hardsigmoid,
-    "hardtanh": nn.Hardtanh, "logsigmoid": nn.LogSigmoid, "softsign": nn.Softsign,
+    "hardtanh": nn.Hardtanh, "log_sigmoid": nn.LogSigmoid, "softsign": nn.Softsign,
 }  # fmt: skip
 _FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 

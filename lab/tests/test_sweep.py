@@ -371,7 +371,7 @@ def test_failed_and_diverged_runs_are_named_and_the_others_finish(
 def test_runs_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
     missing = RECIPES["gpt2-python"].replace(dataset="nowhere.txt", epochs=2, threads=1)
     (found,) = missing_data([RECIPE, missing], tmp_path)
-    assert found.recipe == missing
+    assert found.item == missing
     assert "No text 'nowhere.txt'" in found.failure
 
 

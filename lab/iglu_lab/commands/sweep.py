@@ -142,7 +142,7 @@ def _sweep(recipes: Sequence[Recipe], flags: SweepFlags, stop: StopCondition, co
     if found.remaining and not stop.is_met():
         with SweepDisplay(console, len(found.remaining)) as display:
             results = _run(found.remaining, flags, stop.is_met, display)
-    return _conclude(recipes, results, flags, stop, console)
+    return _conclude(grid_status(recipes, flags.out, elsewhere), results, flags, stop, console)
 
 
 def _known(flags: SweepFlags) -> list[Run]:
@@ -168,7 +168,7 @@ def _run(
     without_data = missing_data(recipes, flags.data)
     for result in without_data:
         display.ended(result)
-    unavailable = {result.recipe for result in without_data}
+    unavailable = {result.item for result in without_data}
     return without_data + run_local(
         [recipe for recipe in recipes if recipe not in unavailable], data=flags.data, out=flags.out,
         jobs=flags.jobs, observer=display, should_stop=should_stop,
@@ -195,12 +195,8 @@ def _show_plan(
             mine[0].last_epoch, len(mine) - len(to_go), len(to_go),
         )  # fmt: skip
         total = math.fsum(to_go)
-        spans = (
-            [Cell(format_duration(time), time) for time in (total / len(to_go), total)]
-            if to_go
-            else [None] * 2
-        )
-        rows.append((label, *counts, *spans))
+        spans = [Cell(format_duration(time), time) for time in (total / len(to_go), total)] if to_go else ()
+        rows.append((label, *counts, *(spans or (None, None))))
     names = ("recipe", "activations", "seeds", "epochs", "done", "remaining", "time per run", "total")
     title = f"{flags.target}: {counted(len(recipes), 'run')}"
     console.print(terminal(Table.of("plan", title, names, rows)))
@@ -224,14 +220,13 @@ def _totals(recipes: Sequence[Recipe], times: dict[Recipe, float], flags: SweepF
 
 
 def _conclude(
-    recipes: Sequence[Recipe],
+    found: GridStatus,
     results: Sequence[RunResult],
     flags: SweepFlags,
     stop: StopCondition,
     console: Terminal,
 ) -> int:
     """Show means, failures and what remains; return the exit status."""
-    found = grid_status(recipes, flags.out, _known(flags))
     for table in summary_tables(summarise(found.done)):
         console.print(terminal(table))
     for run in found.done:
@@ -239,13 +234,14 @@ def _conclude(
             console.say(f"diverged: {run.name}: {run.message}")
     failed = [result for result in results if result.run is None]
     for result in failed:
-        console.say(f"failed: {result.recipe.folder_name}: {result.failure}")
+        console.say(f"failed: {result.item.folder_name}: {result.failure}")
         if result.traceback:
             console.say(result.traceback)
     ends = Counter(run.status for run in found.done)
     ended = ", ".join(f"{count} {status}" for status, count in ends.items()) or "0 finished"
+    total = counted(len(found.done) + len(found.remaining), "run")
     console.say(
-        f"{counted(len(recipes), 'run')} in {flags.out}: {ended}, {len(failed)} failed, "
+        f"{total} in {flags.out}: {ended}, {len(failed)} failed, "
         f"{len(found.remaining) - len(failed)} remaining, {len(found.started)} of them started."
     )
     if found.done:

@@ -26,8 +26,8 @@ _COLOURS = {"better": GREEN, "worse": VERMILION}
 _MOST_PANELS = 6  # of learning curves
 
 
-def write_result(result: CompareResult, out: Path) -> Path:
-    """Write all files; return the path of the page."""
+def write_result(result: CompareResult, out: Path) -> None:
+    """Write all files."""
     for stale in ("forest.png", "forest.svg", "curves.png", "curves.svg"):  # of fewer seeds
         (out / stale).unlink(missing_ok=True)
     shown = [each for each in result.compared if each.found is not None]
@@ -44,7 +44,6 @@ def write_result(result: CompareResult, out: Path) -> Path:
         with write_atomically(out / name) as file:
             file.write(text.encode())
     write_json(out / "compare.json", finite({**result.as_dict(), "provenance": provenance.collect()}))
-    return out / PAGE
 
 
 def forest_figure(result: CompareResult, shown: list[Compared]) -> Figure:

@@ -79,8 +79,9 @@ class CompareResult:
         return [self._compared(name) for name in self.plan.others]
 
     @property
-    def reference(self) -> Compared:
-        return self._compared(self.plan.reference)
+    def all_compared(self) -> list[Compared]:
+        """The reference, then the others."""
+        return [self._compared(self.plan.reference), *self.compared]
 
     @property
     def verdicts(self) -> dict[str, Category | None]:
@@ -174,7 +175,7 @@ class CompareResult:
         notes += [
             f"{each.activation}: {counted(each.diverged, 'run')} diverged. A diverged run has no number and "
             "counts against its activation, which is then never better or equivalent."
-            for each in (self.reference, *self.compared)
+            for each in self.all_compared
             if each.diverged
         ]
         if self.changes:
@@ -209,7 +210,7 @@ class CompareResult:
                 numbered(each.verdict.detectable, digits), numbered(each.seconds, 1),
                 numbered(each.memory_mb, 0),
             )
-            for each in (self.reference, *self.compared)
+            for each in self.all_compared
         ]  # fmt: skip
         headers = (
             "activation", "seeds", plan.metric, f"- {spec_of(plan.reference).label}", "p, Holm-adjusted",
@@ -256,7 +257,7 @@ class CompareResult:
             "seeds_judged": self.look,
             "missing": [job.folder_name for job in self.missing],
             "failed": {each.item.folder_name: each.failure for each in self.failures},
-            "activations": {each.activation: _body(each) for each in (self.reference, *self.compared)},
+            "activations": {each.activation: _body(each) for each in self.all_compared},
             "notes": self.notes,
         }
 

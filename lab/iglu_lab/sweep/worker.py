@@ -29,14 +29,10 @@ REPORT_EVERY = 0.5
 class RunResult:
     """The result of a run: the run (also one that diverged or was stopped), or a failure without one."""
 
-    recipe: Recipe
+    item: Recipe
     run: Run | None
     failure: str = ""  # one line
     traceback: str = ""  # of an unexpected exception
-
-    @property
-    def item(self) -> Recipe:
-        return self.recipe
 
     def describe(self) -> str:
         """How it ended."""

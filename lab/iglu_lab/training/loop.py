@@ -258,10 +258,11 @@ class Loop:
 
     def _add(self, loss: float, weight: float, correct: float, samples: int) -> None:
         """Add a step to the sums of the epoch."""
-        for name, value in zip(
-            ("loss", "weight", "correct", "samples"), (loss, weight, correct, samples), strict=True
-        ):
-            self.training.sums[name] += value
+        sums = self.training.sums
+        sums["loss"] += loss
+        sums["weight"] += weight
+        sums["correct"] += correct
+        sums["samples"] += samples
 
     def step(self, rows: Tensor) -> None:
         """One optimizer step on these rows; each process takes its share, in micro-batches."""

@@ -138,7 +138,7 @@ class ActivationObserver(TorchFunctionMode):
         label = f"{self._names.get(id(owner), '')}: {name}".removeprefix(": ")
         sites = [site for site in self._replaceable if site.parent is owner]
         layers = [site for site in sites if site.call is not None and site.is_in_layer]
-        calls = [site for site in layers if chain and not site.reason and is_called_from(site, chain)]
+        calls = [site for site in layers if chain and not site.reason and is_called_from(site, chain, name)]
         if calls:
             return label, tuple(site.place for site in calls)
         kept = [site for site in sites if site.call is None]

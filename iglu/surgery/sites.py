@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dis
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -63,9 +64,15 @@ def find_sites(model: nn.Module) -> Iterator[Site]:
     return _sites_in(model, "", set(), _scans(model))
 
 
-def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]]) -> bool:
-    """Whether these are the frames of the call, the innermost first: their code, and the offset in it."""
+def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]], name: str) -> bool:
+    """Whether these are the frames of the call, the innermost first: their code, and the offset in it.
+
+    Before Python 3.11 an offset has a line but no column: of several calls on a line, those of the function
+    with this name are meant."""
     if site.call is None:
+        return False
+    names = (site.call.name.rpartition(".")[2], getattr(site.call.value, "__name__", ""))
+    if sys.version_info < (3, 11) and name not in (each.strip("_") for each in names):
         return False
     use, step = site.call.use, site.call.step
     code, offset = frames[0]
@@ -82,9 +89,9 @@ def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]]) -> bool:
 def _is_at(node: ast.expr, step: Step, code: CodeType, offset: int) -> bool:
     if code.co_filename != step.function.__code__.co_filename:
         return False
-    if hasattr(code, "co_positions"):  # Python 3.11 and newer
+    if sys.version_info >= (3, 11):
         span = next(itertools.islice(code.co_positions(), offset // 2, None))
-        return span == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        return bool(span == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset))
     line = max((line for start, line in dis.findlinestarts(code) if start <= offset), default=0)
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 

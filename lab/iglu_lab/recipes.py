@@ -183,12 +183,10 @@ class Recipe:
 
     def replace(self, **changes: Any) -> Recipe:
         """This recipe with some fields changed."""
-        for name in changes:
-            check_field(name)
         if "activation" in changes:
             with as_user_errors():
                 zoo.parse(changes["activation"])
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **{name: checked(name, value) for name, value in changes.items()})
 
     @property
     def last_epoch(self) -> int:
@@ -251,7 +249,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
 _LEAST = {
     **dict.fromkeys(("lr", "weight_decay", "warmup_ratio", "max_grad_norm", "padding", "dropout",
-                     "checkpoint_every"), 0),
+                     "checkpoint_every", "seed", "subset_seed"), 0),
     **dict.fromkeys(("epochs", "steps_per_epoch", "batch_size", "gradient_accumulation", "ratio",
                      "image_size", "task_epochs", "tasks_per_epoch", "context", "threads", "stop_after",
                      "evaluate_every", "tails_every", "devices", "nodes"), 1),

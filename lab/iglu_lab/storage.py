@@ -60,7 +60,8 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def read_toml(text: str) -> dict[str, Any]:
     """Parse TOML; a ValueError if it is invalid."""
-    return tomllib.loads(text)
+    content: dict[str, Any] = tomllib.loads(text)
+    return content
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -261,12 +261,19 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on(
     (["--sizes", "ten"], "--sizes must be numbers like 1, 10k or 16M, got 'ten'"),
     (["--rounds", "0"], "--rounds must be at least 1, got 0"),
     (["--ratios-to", "igul"], "Did you mean 'iglu'?"),
-    (["--against", "nowhere.json"], "--against must name a file of iglu bench, got nowhere.json"),
+    (["--against", "nowhere.json"], "nowhere.json does not exist"),
+    (["--against", "empty.json"], "--against must name a file of iglu bench, got empty.json"),
     (["--markdown", "nowhere.md"], "nowhere.md"),
 ])  # fmt: skip
 def test_a_mistake_in_the_flags_is_one_line_and_status_2(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.json").touch()
     assert cli.bench(flags) == 2
     error = capsys.readouterr().err
     assert message in error

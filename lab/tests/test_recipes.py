@@ -217,6 +217,19 @@ def test_a_field_of_another_kind_of_data_is_rejected(
         RECIPES[name].replace(**change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": "3"}, "epochs must be an integer, got '3'"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"learning_rate": 1e-3}, "Did you mean 'lr'"),
+    ],
+)
+def test_a_change_of_a_recipe_is_checked(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RECIPES["digits"].replace(**change)
+
+
 def test_a_recipe_of_a_set_that_is_not_known_here_can_be_read() -> None:
     """A run on somebody's own images, read by a program that has not registered them."""
     fields = RECIPES["digits"].replace(padding=3).as_dict() | {"dataset": "stripes", "name": "stripes"}

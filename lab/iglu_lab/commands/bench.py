@@ -27,7 +27,7 @@ from iglu_lab.bench.timing import Inputs, Setting, Timed
 from iglu_lab.bench.timing_tables import not_run_lines, tables_of
 from iglu_lab.cli import INTERRUPTED
 from iglu_lab.console import Terminal
-from iglu_lab.errors import UserError, as_user_errors, check_least, check_writable
+from iglu_lab.errors import UserError, as_user_errors, check_least, check_writable, missing
 from iglu_lab.extensions import ExtensionFlags
 from iglu_lab.report.figures.render import write_figures
 from iglu_lab.runs import provenance
@@ -110,6 +110,8 @@ class BenchFlags(ExtensionFlags):
         """The session of --against."""
         if self.against is None:
             return None
+        if not self.against.exists():
+            raise missing(self.against)
         try:
             return read_session(self.against, [])
         except (OSError, ValueError) as error:

@@ -232,7 +232,7 @@ def _source(work: Callable[..., Any] | str | Sequence[str]) -> _Source:
         try:
             function = load_function(work)
         except AttributeError:
-            raise UserError(f"module {module} has no {place}") from None
+            raise UserError(f"The module {module!r} has no function {place!r}") from None
         if not callable(function):
             raise UserError(f"{work} is not a function but {type(function).__name__}")
         name = work

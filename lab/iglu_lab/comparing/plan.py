@@ -90,7 +90,10 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
     fields = {name: value for name, value in given.items() if value is not None}
     names = fields.get("activations", ())
     if isinstance(names, str) or len(names) < 2:
-        raise UserError(f"expected at least two activations, the reference first, got {names!r}")
+        got = f"got {names!r}" if names else "got none"
+        raise UserError(
+            f"expected at least two activations, the reference first, such as relu gelu iglu:5, {got}"
+        )
     with as_user_errors():
         activations = tuple(str(zoo.parse(name)) for name in names)
     if len(set(activations)) < len(activations):

@@ -19,7 +19,7 @@ from iglu_lab.recipes import spec_of
 from iglu_lab.stats.comparison import counted, is_number
 from iglu_lab.stats.contrasts import Category
 from iglu_lab.stats.statistics import Estimate, estimate, paired_difference
-from iglu_lab.stats.tabulate import Table, csv_lines, estimated, numbered
+from iglu_lab.stats.tabulate import Table, csv_lines, estimated, numbered, p_cell
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class CompareResult:
         rows = [
             (
                 spec_of(each.activation).label, each.finished, estimated(each.mean, digits),
-                estimated(each.found, digits, "+"), numbered(each.verdict.p_value, 3),
+                estimated(each.found, digits, "+"), p_cell(each.verdict.p_value),
                 "reference" if each.activation == plan.reference else each.verdict_text,
                 numbered(each.verdict.detectable, digits), numbered(each.seconds, 1),
                 numbered(each.memory_mb, 0),

@@ -242,7 +242,7 @@ def _readable(value: Any) -> str:
 
 
 def asset(name: str) -> str:
-    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inside_script(text: str) -> str:

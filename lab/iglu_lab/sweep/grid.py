@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from iglu.functional import check_choice
 from iglu_lab import paper
 from iglu_lab.errors import UserError, as_user_errors, collect_problems, missing, unknown
-from iglu_lab.recipes import Recipe, check_field, checked, get_recipe
+from iglu_lab.recipes import Recipe, check_field, get_recipe
 from iglu_lab.runs.folder import RECIPE, Run, read_run
 from iglu_lab.storage import read_toml
 from iglu_lab.training.workloads import check_names
@@ -208,7 +208,7 @@ def _with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             raise UserError(f"{name} cannot be set: use the {_GRID_FIELDS[name]} of the grid")
         if name in ("devices", "nodes"):
             raise UserError(f"{name} cannot be set: a run of a sweep has one process; for more use torchrun")
-    changed = recipe.replace(**{name: checked(name, value) for name, value in changes.items()})
+    changed = recipe.replace(**changes)
     check_names(changed)
     return changed
 

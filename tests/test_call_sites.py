@@ -223,6 +223,33 @@ def test_each_spelling_of_an_activation_is_replaced_and_gates_are_not(
     assert record.functional == []
 
 
+swish_lambda = lambda x: x * torch.sigmoid(x)  # noqa: E731
+first_of_a_line, second_of_a_line = lambda x: F.relu(x), lambda x: F.silu(x)
+
+
+class Lambdas(nn.Module):
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.kept = lambda x: F.gelu(x)
+        self.scaled = lambda x: scale * F.relu(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = swish_lambda(self.kept(self.fc(x)))
+        return first_of_a_line(second_of_a_line(self.scaled(x)))
+
+
+def test_a_lambda_that_computes_an_activation_is_one_if_its_source_is_certain() -> None:
+    model = Lambdas()
+    before = model(X4)
+    record = swap(model, {"kept": "gelu", "swish_lambda_1": "silu"})
+    assert sorted(places(record)) == ["kept", "swish_lambda_1"]
+    torch.testing.assert_close(model(X4), before)
+    record.undo()
+    # Neither a multiple of ReLU, nor one of two lambdas on a line.
+    assert sorted(places(swap(model, "iglu"))) == ["kept", "swish_lambda_1"]
+
+
 def test_the_body_of_a_helper_is_read_with_the_names_of_its_own_file() -> None:
     class Step:
         @staticmethod

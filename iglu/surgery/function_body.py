@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from iglu.surgery.source_text import read_function
+from iglu.surgery.source_text import read_function, read_lambda
 
 _PURE = {
     "sigmoid", "tanh", "softplus", "relu", "relu6", "exp", "erf", "sqrt", "pow", "clamp", "clamp_min",
@@ -54,8 +54,8 @@ def name_of_body(function: types.FunctionType, is_method: bool = False) -> str |
     # Short by its bytecode before anything is parsed.
     if code.co_argcount - is_method not in (1, 2) or len(code.co_code) > 600 or code.co_freevars:
         return None
-    source = read_function(code)
-    if source is None or not _is_pure(source.node, function.__globals__, is_method):
+    node = _definition(code)
+    if node is None or not _is_pure(node, function.__globals__, is_method):
         return None
     # float64, and neither so large that exp overflows nor where a piecewise function has a kink
     x = torch.tensor(
@@ -73,6 +73,13 @@ def name_of_body(function: types.FunctionType, is_method: bool = False) -> str |
         if torch.allclose(value.double(), known(x), rtol=1e-6, atol=1e-9):
             return name
     return None
+
+
+def _definition(code: types.CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    if code.co_name == "<lambda>":
+        return read_lambda(code)
+    source = read_function(code)
+    return None if source is None else source.node
 
 
 def name_called(method: types.FunctionType) -> str | None:

@@ -99,6 +99,23 @@ def read_function(code: types.CodeType) -> FunctionSource | None:
     return FunctionSource(node, tuple(lines), first) if node.name == code.co_name else None
 
 
+@cached_by_code
+def read_lambda(code: types.CodeType) -> ast.FunctionDef | None:
+    """A lambda as a function definition; None if its file has changed or has several on that line."""
+    try:
+        lines, _ = inspect.findsource(code)
+        tree = ast.parse("".join(lines))
+        compiled = compile(tree, "<check>", "exec", flags=code.co_flags & _FUTURES, dont_inherit=True)
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return None
+    lambdas = (node for node in ast.walk(tree) if isinstance(node, ast.Lambda))
+    found = [node for node in lambdas if node.lineno == code.co_firstlineno]
+    codes = (each for each in _codes(compiled) if each.co_firstlineno == code.co_firstlineno)
+    if len(found) != 1 or not any(is_same_code(each, code) for each in codes):
+        return None
+    return ast.FunctionDef("f", found[0].args, [ast.Return(found[0].body)], [])
+
+
 def _parse(lines: Sequence[str], first: int) -> ast.FunctionDef | ast.AsyncFunctionDef:
     is_indented = lines[0][:1] in (" ", "\t")
     # A block of its own instead of dedenting, which would change strings of several lines.

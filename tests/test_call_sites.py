@@ -250,6 +250,20 @@ def test_a_lambda_that_computes_an_activation_is_one_if_its_source_is_certain() 
     assert sorted(places(swap(model, "iglu"))) == ["kept", "swish_lambda_1"]
 
 
+def test_functions_in_a_list_or_a_dict_are_left_with_a_reason() -> None:
+    class Choosing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.by_name["rectified"](self.in_turn[1](F.relu(super().forward(x))))
+
+    model = Choosing(4, 4)
+    model.by_name, model.in_turn = {"rectified": F.relu, "none": str}, [None, torch.tanh, F.gelu]
+    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were left"):
+        record = swap(model, "iglu")
+    assert places(record) == ["relu_1"]
+    assert [each.call for each in record.functional] == ["by_name['rectified']", "in_turn[2]"]
+    assert "it is in a dict" in record.functional[0].reason
+
+
 def test_the_body_of_a_helper_is_read_with_the_names_of_its_own_file() -> None:
     class Step:
         @staticmethod

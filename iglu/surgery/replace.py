@@ -115,6 +115,7 @@ def swap(
             record.functional.extend(_left_lookups(filling))
     if rules is None and not isinstance(to, Mapping):
         record.functional.extend(_left(site, _NO_PARAMETERS) for site in sites if _is_skipped(site))
+        record.functional.extend(_left_in_containers(model))
     for text in _warnings(record, type(model).__name__, sites, rules):
         warnings.warn(text, stacklevel=2)
     return record
@@ -132,6 +133,19 @@ def _is_skipped(site: Site) -> bool:
 def _left(site: Site, reason: str) -> FunctionalCall:
     assert site.call is not None
     return FunctionalCall(site.place.rpartition(".")[0], site.call.text, site.call.source, reason)
+
+
+def _left_in_containers(model: nn.Module) -> Iterator[FunctionalCall]:
+    """Functions that a module keeps in a list or a dict, where no module can be put."""
+    for place, module in model.named_modules():
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind not in (dict, list, tuple):
+                continue
+            for key, each in value.items() if kind is dict else enumerate(value):
+                if function_name(each) is not None:
+                    reason = f"it is in a {kind.__name__}: replace it there, or keep it in an attribute"
+                    yield FunctionalCall(place, f"{name}[{key!r}]", type(module).__name__, reason)
 
 
 def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:

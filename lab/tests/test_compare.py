@@ -538,7 +538,7 @@ def test_a_run_without_a_number_in_the_chosen_metric_has_diverged(value: float |
     ("task", "name"),
     [
         ("package.train:run", "run"),
-        ("python train.py --url http://host:80", "train.py"),
+        ("python train.py --url http://127.0.0.1:80", "train.py"),
         ("torchrun --nproc-per-node 2 code/train.py", "train.py"),
         ("./train.sh", "train.sh"),
     ],

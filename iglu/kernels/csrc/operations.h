@@ -56,7 +56,7 @@ IGLU_INLINE REAL NAME(signed_dgate_dsigma)(REAL x, CONSTANTS k, int family, int 
 IGLU_INLINE NAME(output) NAME(compute)(int operation, int family, NAME(input) in, CONSTANTS k, int signed_sigma)
 {
     const REAL x = TIMES_SIGN(in.x);
-    REAL df_dx, d2f_dx2, value, through;
+    REAL df_dx, df_dsigma, d2f_dx2, value, through;
     switch (operation) {
     case IGLU_VALUE:
     case IGLU_GLU:
@@ -74,8 +74,10 @@ IGLU_INLINE NAME(output) NAME(compute)(int operation, int family, NAME(input) in
                               .sigma_grad = in.grad * NAME(signed_dgate_dsigma)(in.x, k, family, signed_sigma)};
     case IGLU_OUTPUT_BACKWARD:
         df_dx = NAME(rational_df_dx_from_output)(x, k);
-        return (NAME(output)){.first = in.grad * (signed_sigma && k.sigma == 0 && x == x ? (REAL)0.5 : df_dx),
-                              .sigma_grad = in.grad * NAME(rational_df_dsigma_from_output)(x, k)};
+        df_dsigma = NAME(rational_df_dsigma_from_output)(x, k);
+        if (signed_sigma && k.sigma == 0)
+            df_dx = x == x ? (REAL)0.5 : x;
+        return (NAME(output)){.first = in.grad * df_dx, .sigma_grad = in.grad * df_dsigma};
     case IGLU_VALUE_DOUBLE_BACKWARD:
         through = in.grad * in.gg_x;
         return (NAME(output)){.first = in.gg_x * OF_FAMILY(df_dx, x),

@@ -270,14 +270,14 @@ def _observe_use(activation: str) -> Iterator[Callable[[], str]]:
     from iglu.surgery import replace as swapping
 
     surgery: Any = swapping
-    swaps: list[int] = []
+    swaps: list[Any] = []
     made = False
     kind: Any = zoo.ZOO[zoo.parse(activation).name].module_class
     original_swap, original_init = surgery.Swap, kind.__init__
 
-    def record(replaced: list[Any], *rest: Any, **options: Any) -> Any:
-        swaps.append(len(replaced))
-        return original_swap(replaced, *rest, **options)
+    def record(*arguments: Any, **options: Any) -> Any:
+        swaps.append(original_swap(*arguments, **options))
+        return swaps[-1]
 
     @functools.wraps(original_init)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
@@ -287,7 +287,7 @@ def _observe_use(activation: str) -> Iterator[Callable[[], str]]:
 
     def reason_unused() -> str:
         if swaps:
-            return "" if any(swaps) else "iglu.swap replaced nothing in the model"
+            return "" if any(each.replaced for each in swaps) else "iglu.swap replaced nothing in the model"
         return "" if made else f"the run neither called iglu.swap nor created a module of {activation!r}"
 
     surgery.Swap, kind.__init__ = record, init

@@ -22,7 +22,7 @@ help:
 	@echo "make arm        cross-compile the kernels for 64-bit ARM and test them under qemu"
 	@echo "make windows    cross-compile the kernels for 64-bit Windows and test them under wine"
 	@echo "make compilers  build the kernels with every installed compiler and run them under the sanitizers"
-	@echo "make sanitize   fuzz the kernels under the address and undefined-behaviour sanitizers"
+	@echo "make sanitize   fuzz the kernels under the address and undefined-behavior sanitizers"
 	@echo "make nightly    compare every speed ratio with the previous one on the same processor"
 	@echo "make workflows  check .github with actionlint and zizmor"
 	@echo "make pictures   draw the figures of the README and the docs"

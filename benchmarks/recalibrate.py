@@ -49,7 +49,7 @@ def minilm() -> None:
         f"{FITTED_LINES} lines fitted, {JUDGED_LINES} judged; "
         f"nearest sigma {sigmas[0]:.2f} to {sigmas[-1]:.2f}"
     )
-    print("cosine to the original embedding / same nearest neighbour")
+    print("cosine to the original embedding / same nearest neighbor")
     print(f"{'':16}{'swapped':>16}{'shift':>16}{'least squares':>16}{'zeros':>8}{'seconds':>9}")
     for name, to in (("ReLU", "relu"), ("IGLU, nearest", nearest.by_layer)):
         model = copy.deepcopy(original)
@@ -89,8 +89,8 @@ def _embeddings(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
 
 def _agreement(got: Tensor, wanted: Tensor) -> tuple[float, float]:
     cosine = (got * wanted).sum(-1).mean().item()
-    neighbours = [(each @ each.T).fill_diagonal_(-1).argmax(-1) for each in (got, wanted)]
-    return cosine, (neighbours[0] == neighbours[1]).float().mean().item()
+    neighbors = [(each @ each.T).fill_diagonal_(-1).argmax(-1) for each in (got, wanted)]
+    return cosine, (neighbors[0] == neighbors[1]).float().mean().item()
 
 
 # -- ResNet-20: accuracy over sigma -------------------------------------------------------------------

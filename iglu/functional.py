@@ -206,7 +206,7 @@ def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) ->
 
 
 def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> float:
-    """The factor for weight initialisation that keeps the second moment, as ``nn.init.calculate_gain``:
+    """The factor for weight initialization that keeps the second moment, as ``nn.init.calculate_gain``:
     1/sqrt(E f(X)^2) for a standard normal X.
 
     Args:

@@ -52,7 +52,7 @@ def test_a_constrained_sigma_stays_positive_under_any_step():
 
 
 @pytest.mark.parametrize("constrain", [True, False])
-def test_training_moves_sigma_towards_the_data(constrain):
+def test_training_moves_sigma_toward_the_data(constrain):
     torch.manual_seed(0)
     x = torch.randn(2000) * 2
     target = iglu.iglu(x, 3.0)

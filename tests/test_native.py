@@ -277,7 +277,7 @@ def test_limits_zeros_and_nan_are_those_of_the_definition(family, dtype):
         "dgate_dsigma": [0, 0, 0, 0],
     }
     for kind, values in expected.items():
-        # 16 times over: through the vectorised part of a loop, then alone, through what follows it
+        # 16 times over: through the vectorized part of a loop, then alone, through what follows it
         for found in (result(kind, family, x.repeat(16), sigma)[:5], result(kind, family, x, sigma)):
             torch.testing.assert_close(found[:4], torch.tensor(values, dtype=dtype), msg=f"{kind} {found}")
             assert found[4].isnan(), kind
@@ -457,7 +457,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads, dtype, sha
     assert torch.equal(sums[0], sums[2])
 
 
-def test_torch_parallelises_large_tensors_and_not_small_ones(monkeypatch):
+def test_torch_parallelizes_large_tensors_and_not_small_ones(monkeypatch):
     calls = []
     body_type = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 

@@ -307,12 +307,12 @@ def test_the_largest_are_exact_and_know_their_row(layout, dtype):
     assert all(pair in pairs for pair in found)
 
 
-@pytest.mark.parametrize(("centre", "scale"), [(0.0, 1.0), (0.3, 1e-12), (-5.0, 1e9), (1e4, 1.0)])
-def test_moments_are_those_of_all_values_at_any_scale_and_centre(centre, scale):
+@pytest.mark.parametrize(("center", "scale"), [(0.0, 1.0), (0.3, 1e-12), (-5.0, 1e9), (1e4, 1.0)])
+def test_moments_are_those_of_all_values_at_any_scale_and_center(center, scale):
     x = (torch.randn(4, 300_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3).mul(
         scale
     )
-    x = x + centre * scale
+    x = x + center * scale
     stream = Stream(keep=10, sample=10, seed=0)
     for part in x:
         stream.add(part)
@@ -670,7 +670,7 @@ def test_an_untrained_model_gets_a_warning_and_a_trained_one_does_not(name, step
     assert len([each for each in recwarn if "untrained" in str(each.message)]) == len(said)
 
 
-def test_a_model_that_was_initialised_in_another_way_is_not_judged():
+def test_a_model_that_was_initialized_in_another_way_is_not_judged():
     model = mlp(nn.ReLU(), nn.ReLU())
     for linear in model[::2]:
         nn.init.xavier_normal_(linear.weight)
@@ -738,7 +738,7 @@ def test_rows_have_the_numbers_of_the_layers_and_cells_show_them():
     assert f"alpha = {index.alpha:.3g}, Gaussian {index.gaussian:.3g}" in repr(layer)
 
 
-def test_skewness_is_the_third_standardised_moment_and_constants_have_no_spread():
+def test_skewness_is_the_third_standardized_moment_and_constants_have_no_spread():
     x = torch.rand(50_000, generator=torch.Generator().manual_seed(0)) ** 4
     layer = through(x)
     standard = (x - x.mean()) / x.std(correction=0)

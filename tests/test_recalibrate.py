@@ -94,11 +94,11 @@ def test_least_squares_solves_the_ridge_problem():
     with torch.no_grad():
         h, wanted = model[1](model[0](x)), like(x)
     # the same as one stacked least-squares problem: rows of data, then rows of the penalty
-    centred, target = h - h.mean(0), wanted - wanted.mean(0)
-    penalty = math.sqrt(closed_form.RIDGE * centred.square().mean() * len(x))
+    centered, target = h - h.mean(0), wanted - wanted.mean(0)
+    penalty = math.sqrt(closed_form.RIDGE * centered.square().mean() * len(x))
     eye = torch.eye(24, dtype=torch.float64) * penalty
     stacked = torch.linalg.lstsq(
-        torch.cat([centred, eye]), torch.cat([target, like[2].weight.T * penalty])
+        torch.cat([centered, eye]), torch.cat([target, like[2].weight.T * penalty])
     ).solution
     torch.testing.assert_close(model[2].weight, stacked.T, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(model[2].bias, wanted.mean(0) - stacked.T @ h.mean(0), rtol=1e-6, atol=1e-8)
@@ -366,11 +366,11 @@ def test_a_fitted_convolution_is_the_least_squares_of_its_patches():
     patches = F.unfold(model[:3](x), 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1)
     wanted = like[:4](x).movedim(1, -1).flatten(0, 2)
     # a BatchNorm follows, so a mean is free
-    centred, target = patches - patches.mean(0), wanted - wanted.mean(0)
-    gram = centred.T @ centred / len(centred)
+    centered, target = patches - patches.mean(0), wanted - wanted.mean(0)
+    gram = centered.T @ centered / len(centered)
     ridge = closed_form.RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     old = like[3].weight.flatten(1).T
-    expected = torch.linalg.solve(gram + ridge, centred.T @ target / len(centred) + ridge @ old)
+    expected = torch.linalg.solve(gram + ridge, centered.T @ target / len(centered) + ridge @ old)
     torch.testing.assert_close(model[3].weight.flatten(1).T, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -485,7 +485,7 @@ class Special(nn.Module):
             self.other.weight = self.last.weight
         if kind == "parametrized":
             parametrize.register_parametrization(self.last, "weight", nn.Tanh())
-        if kind == "quantised":
+        if kind == "quantized":
             self.last.weight = nn.Parameter(self.last.weight.to(torch.int8), requires_grad=False)
             self.last.forward = lambda x: F.linear(x, self.last.weight.to(x.dtype))
         self.norm = nn.LayerNorm(6)
@@ -510,7 +510,7 @@ class Special(nn.Module):
         ("added in place", "act", "no linear layer follows it"),
         ("tied", "last", "its weight is tied, 2 places hold it"),
         ("parametrized", "last", "its weight is computed, not held: parametrized or packed"),
-        ("quantised", "last", "its weight is quantised, torch.int8"),
+        ("quantized", "last", "its weight is quantized, torch.int8"),
     ],
 )
 def test_what_cannot_be_corrected_is_listed_with_the_reason(kind, place, reason):

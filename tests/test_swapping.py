@@ -448,7 +448,7 @@ def test_dtype_and_device_are_those_of_the_nearest_layer() -> None:
     assert model[1][1][0].log_sigma.dtype == torch.bfloat16
 
 
-def test_a_quantised_neighbour_does_not_decide_the_dtype() -> None:
+def test_a_quantized_neighbor_does_not_decide_the_dtype() -> None:
     linear = nn.Linear(2, 2)
     linear.weight = nn.Parameter(linear.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
     linear.bias = nn.Parameter(linear.bias.detach().bfloat16())

@@ -80,7 +80,7 @@ def test_gpd_interval_ends_where_the_likelihood_ratio_is_at_its_95_percent_point
     excess = (tail.values[:100] - tail.values[100]).numpy()
 
     def height(xi: float, log_scale: float) -> float:
-        # scipy's minimiser does not take the infinity of a law that ends below the largest value
+        # scipy's minimizer does not take the infinity of a law that ends below the largest value
         return max(scipy_stats.genpareto.logpdf(excess, xi, scale=math.exp(log_scale)).sum(), -1e6)
 
     for end in (estimate.xi_low, estimate.xi_high):

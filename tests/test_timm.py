@@ -173,7 +173,7 @@ def test_unknown_names_raise_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu", "elu", "tanh", "sigmoid", "softplus"])
-def test_the_gain_of_a_normaliser_free_network_agrees_with_timms_own(name: str) -> None:
+def test_the_gain_of_a_normalizer_free_network_agrees_with_timms_own(name: str) -> None:
     from timm.models import nfnet
 
     # timm's constants were measured on a finite sample.
@@ -181,7 +181,7 @@ def test_the_gain_of_a_normaliser_free_network_agrees_with_timms_own(name: str) 
 
 
 @pytest.mark.parametrize("name", ["iglu:0.5", "iglu:learnable=0.5"])
-def test_a_normaliser_free_network_takes_the_names(name: str) -> None:
+def test_a_normalizer_free_network_takes_the_names(name: str) -> None:
     from timm.models import nfnet
 
     x = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -523,7 +523,7 @@ def test_a_name_in_the_config_builds_trains_and_reloads(model: Any, name: str, t
 
 def test_a_learnable_sigma_that_the_checkpoint_lacks_starts_at_its_stated_value(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path)
-    # Freed memory that is not zero, for an uninitialised sigma to be found out.
+    # Freed memory that is not zero, for an uninitialized sigma to be found out.
     waste = [torch.full((1,), 777.0) for _ in range(1000)]
     del waste
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, activation_function="iglu:learnable=0.25")
@@ -540,7 +540,7 @@ def test_a_learned_sigma_in_the_checkpoint_is_not_reset(tmp_path: Path) -> None:
     assert again.transformer.h[1].mlp.act.log_sigma.item() == 3.0
 
 
-def test_a_swapped_sigma_survives_another_initialisation() -> None:
+def test_a_swapped_sigma_survives_another_initialization() -> None:
     model = gpt2()
     swap(model, "iglu:learnable")
     with torch.no_grad():
@@ -673,7 +673,7 @@ class Factor(nn.Module):
         return self.factor * torch.sin(x)
 
 
-def test_a_registered_activation_is_a_name_and_is_initialised_where_a_checkpoint_lacks_it(
+def test_a_registered_activation_is_a_name_and_is_initialized_where_a_checkpoint_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zoo, "ZOO", dict(zoo.ZOO))

@@ -49,17 +49,17 @@ def error_picture() -> Any:
     """The relative error of the gradient in the negative tail, the direct formula's and ours: the worst
     within each of many short intervals."""
     figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
-    for dtype, colours in ((torch.float32, (VERMILION, BLUE)), (torch.bfloat16, (ORANGE, GREEN))):
+    for dtype, colors in ((torch.float32, (VERMILION, BLUE)), (torch.bfloat16, (ORANGE, GREEN))):
         u = torch.logspace(0, 5, 20_000, dtype=torch.float64).to(dtype)
         truth = EXACT.df_dx(-u.double(), 1.0)
         direct = _gradient(lambda x: x * EXACT.textbook_gate(x, 1.0), -u)
         ours = _gradient(functools.partial(iglu.iglu, sigma=1.0), -u)
         whose = ((direct, "textbook formula", "-"), (ours, "this library", "--"))
-        for colour, (slope, who, style) in zip(colours, whose, strict=True):
+        for color, (slope, who, style) in zip(colors, whose, strict=True):
             error = (slope.double() / truth - 1).abs()
             middles, worst = u.double().view(100, -1).mean(1), error.view(100, -1).amax(1)
             label = f"{who}, {str(dtype).removeprefix('torch.')}"
-            axes.plot(middles, worst, style, color=colour, linewidth=1.6, label=label)
+            axes.plot(middles, worst, style, color=color, linewidth=1.6, label=label)
     axes.axhline(1, color=BLACK, linewidth=0.7)
     axes.annotate("above this line nothing is right", (9e4, 0.3), fontsize=8, ha="right")
     axes.set(xscale="log", yscale="log", xlim=(1, 1e5), ylim=(1e-8, 1e8))
@@ -78,7 +78,7 @@ def compare_picture() -> Any:
     return draw(forest_figure(result, result.compared))
 
 
-_FOREST = {  # activation and reference: colour and marker
+_FOREST = {  # activation and reference: color and marker
     ("iglu:5", "relu"): (BLUE, "o"),
     ("iglu:5", "gelu"): (BLUE, "D"),
     ("iglu:0.5", "relu"): (VERMILION, "o"),
@@ -114,10 +114,10 @@ def forest_picture() -> Any:
         "relu": "ReLU",
         "gelu": "GELU",
     }
-    for (name, reference), (colour, marker) in _FOREST.items():
+    for (name, reference), (color, marker) in _FOREST.items():
         sigma = name.partition(":")[2]
         text = rf"IGLU, $\sigma$ = {sigma}, minus {labels[reference]}"
-        grid[0].plot([], [], marker, color=colour, markersize=5, label=text)
+        grid[0].plot([], [], marker, color=color, markersize=5, label=text)
     handles, texts = grid[0].get_legend_handles_labels()
     title = "mean and 95% interval, paired by seed; filled: significant after Holm's correction"
     figure.legend(
@@ -128,14 +128,14 @@ def forest_picture() -> Any:
 
 def _forest_line(axes: Any, place: int, task: ComparedTask) -> None:
     """The four comparisons of a task, one under the other."""
-    for number, ((name, reference), (colour, marker)) in enumerate(_FOREST.items()):
+    for number, ((name, reference), (color, marker)) in enumerate(_FOREST.items()):
         one = next((one for one in task.differences_to(reference) if one.activation == name), None)
         if one is not None:
             value, low, high = _forest_values(one)
             y = place + 0.19 * (number - 1.5)
-            axes.plot([low, high], [y, y], color=colour, linewidth=1.4)
-            face = colour if one.category in ("better", "worse") else "white"
-            axes.plot(value, y, marker, color=colour, markersize=4.5, markerfacecolor=face)
+            axes.plot([low, high], [y, y], color=color, linewidth=1.4)
+            face = color if one.category in ("better", "worse") else "white"
+            axes.plot(value, y, marker, color=color, markersize=4.5, markerfacecolor=face)
 
 
 def _forest_values(one: Difference) -> tuple[float, float, float]:
@@ -189,8 +189,8 @@ def log_picture() -> Any:
     titles = {"tails/alpha": "tail index", "sigma": r"learned $\sigma$"}
     for axes, (kind, title) in zip(panels, titles.items(), strict=True):
         layers = [key for key in rows[0] if key.startswith(f"{kind}/")]
-        for number, (key, colour) in enumerate(zip(layers, (BLUE, GREEN, ORANGE, VERMILION), strict=True)):
-            axes.plot(steps, [float(row[key]) for row in rows], color=colour, label=f"block {number}")
+        for number, (key, color) in enumerate(zip(layers, (BLUE, GREEN, ORANGE, VERMILION), strict=True)):
+            axes.plot(steps, [float(row[key]) for row in rows], color=color, label=f"block {number}")
         axes.set(xlabel="step", title=title)
     gaussian = next(key for key in rows[0] if key.startswith("tails/gaussian/"))
     panels[0].plot(steps, [float(row[gaussian]) for row in rows], ":", color=BLACK, label="a Gaussian's")

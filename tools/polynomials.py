@@ -17,7 +17,7 @@ A polynomial is only part of a formula.  A change of the formula itself touches,
 
 Each is a weighted minimax fit (Lawson's iteration on Chebyshev nodes).  The coefficients are then rounded to
 their precision one by one, lowest order first, refitting the remaining ones each time.  A polynomial in
-(x - centre) instead of x does not accumulate rounding errors towards the end of the interval; its centre is
+(x - center) instead of x does not accumulate rounding errors toward the end of the interval; its center is
 moved by a few hundred ulp to where the first coefficient is nearly exact in its precision.
 """
 
@@ -80,7 +80,7 @@ class Fit(NamedTuple):
     weight: Real  # the error that counts is weight * (polynomial - function)
     terms: int
     dtype: type[np.floating] | None  # None: do not round
-    centre: float = 0.0
+    center: float = 0.0
     interval: tuple[mpf, mpf] = (mpf(0), mpf(1))
     first_in_two: bool = False  # the first coefficient as the sum of two numbers
 
@@ -132,12 +132,12 @@ def rounded(value: mpf, dtype: type[np.floating] | None) -> mpf:
         return +value
 
 
-def good_centre(fit: Fit) -> mpf:
-    """Near fit.centre, where the function's value rounds with the smallest error."""
-    if fit.centre == 0:
+def good_center(fit: Fit) -> mpf:
+    """Near fit.center, where the function's value rounds with the smallest error."""
+    if fit.center == 0:
         return mpf(0)
     step = mpf(2) ** (-fit.digits - 1)
-    start = rounded(mpf(fit.centre), fit.dtype)
+    start = rounded(mpf(fit.center), fit.dtype)
 
     def error(k: int) -> mpf:
         value = fit.function(start + k * step)
@@ -164,13 +164,13 @@ def solve(design: list[list[mpf]], target: list[mpf], weights: list[mpf]) -> lis
 
 @functools.cache
 def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
-    """The centre, the coefficients and the largest weighted error."""
-    centre = good_centre(fit)
+    """The center, the coefficients and the largest weighted error."""
+    center = good_center(fit)
     nodes = 4 * fit.terms
     low, high = fit.interval
     points = [low + (high - low) * (1 - cos(pi * (2 * k + 1) / (2 * nodes))) / 2 for k in range(nodes)]
     scale = [fit.weight(x) for x in points]
-    powers = [[w * (x - centre) ** i for i in range(fit.terms)] for x, w in zip(points, scale, strict=True)]
+    powers = [[w * (x - center) ** i for i in range(fit.terms)] for x, w in zip(points, scale, strict=True)]
     left = [w * fit.function(x) for x, w in zip(points, scale, strict=True)]
 
     lawson = [mpf(1)] * nodes
@@ -196,10 +196,10 @@ def fitted(fit: Fit) -> tuple[mpf, list[mpf], mpf]:
         left = [value - row[first] * coefficients[-1] for row, value in zip(powers, left, strict=True)]
 
     def error(x: mpf) -> mpf:
-        value = sum(c * (x - centre) ** i for i, c in enumerate(coefficients))
+        value = sum(c * (x - center) ** i for i, c in enumerate(coefficients))
         return abs(fit.weight(x) * (value - fit.function(x)))
 
-    return centre, coefficients, max(error(low + (high - low) * k / 500) for k in range(501))
+    return center, coefficients, max(error(low + (high - low) * k / 500) for k in range(501))
 
 
 @functools.cache
@@ -237,9 +237,9 @@ def short_hex(value: mpf) -> str:
     return re.sub("0+p", "p", float(value).hex())
 
 
-def centre_name(fit: Fit) -> str:
+def center_name(fit: Fit) -> str:
     stem, _, precision = fit.name.rpartition("_")
-    return f"{stem.upper()}_CENTRE_{precision}"
+    return f"{stem.upper()}_CENTER_{precision}"
 
 
 def horner(name: str, real: str, coefficients: list[mpf], dtype: type[np.floating] | None) -> list[str]:
@@ -254,11 +254,11 @@ def horner(name: str, real: str, coefficients: list[mpf], dtype: type[np.floatin
 
 
 def as_c(fit: Fit) -> str:
-    centre, coefficients, worst = fitted(fit)
+    center, coefficients, worst = fitted(fit)
     real, suffix = ("float", "f") if fit.dtype is np.float32 else ("double", "")
     lines = [f"/* error 2^{float(log(worst, 2)):.1f} */"]
-    if fit.centre:
-        lines.append(f"#define {centre_name(fit)} {short_hex(centre)}{suffix}")
+    if fit.center:
+        lines.append(f"#define {center_name(fit)} {short_hex(center)}{suffix}")
     return "\n".join(lines + horner(fit.name, real, coefficients, fit.dtype))
 
 
@@ -276,8 +276,8 @@ def header() -> str:
         " *",
         " * With z = min(u^2, 1/u^2), m = sqrt(z), a = |u|:",
         " *   excess      (arctan(m)/m - 1)/z, in z",
-        " *   far_df_dx   (arctan(m)/m - 1/(1+z))/(pi z), in z - centre (half: in z)",
-        " *   near_df_dx  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1",
+        " *   far_df_dx   (arctan(m)/m - 1/(1+z))/(pi z), in z - center (half: in z)",
+        " *   near_df_dx  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - center, for a < 1",
         " *   tail        1/2 - arctan(a)/pi, a rational function of pi a, for every a; nothing cancels",
         " * Included once per instruction set. */",
         "",

@@ -1,4 +1,4 @@
-"""Fuzz the C kernels under the address and undefined-behaviour sanitizers: every operation on tensors of
+"""Fuzz the C kernels under the address and undefined-behavior sanitizers: every operation on tensors of
 random layouts, dtypes and sigmas, compared with the formulas in torch.  Run by ``make sanitize``, which
 builds the kernels with the sanitizers and preloads their library.
 

@@ -3,7 +3,7 @@
 For a linear layer W h + b that is given h' in the place of h:
 
 - *shift*: b' = b + mean(W h + b) - mean(W h' + b);
-- *least squares*: W' and b' that minimise the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
+- *least squares*: W' and b' that minimize the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
   ridge is RIDGE times the mean variance of an entry of h'.  All that is kept of the batches are the sums of
   h' h'^T and of h' e^T, e being the difference;
 - *batch norm*: mean and variance such that every channel of the output has the mean and the variance that it

@@ -263,7 +263,7 @@ def _why_not(target: CalibrationTarget, method: str, users: Mapping[int, int]) -
     if weight is None:
         return "its weight is computed, not held: parametrized or packed"
     if not weight.is_floating_point() or weight.element_size() < 2:
-        return f"its weight is quantised, {weight.dtype}"
+        return f"its weight is quantized, {weight.dtype}"
     if users[id(weight)] > 1:
         return f"its weight is tied, {users[id(weight)]} places hold it"
     if method == "shift" and target.module._parameters.get("bias") is None:

@@ -54,7 +54,7 @@ def _apply(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
 
 
 class _Gammas(Grammar):
-    """What keeps the variance in a network without normalisers: 1/std f(X) for a standard normal X."""
+    """What keeps the variance in a network without normalizers: 1/std f(X) for a standard normal X."""
 
     @staticmethod
     def answer(name: str) -> float:

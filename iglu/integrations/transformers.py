@@ -4,8 +4,8 @@
     model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=5")
 
 register() changes five things in transformers: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a
-plain dict that others imported by name; the initialisation of weights, since from_pretrained builds a model
-without memory and would leave a sigma that the checkpoint does not hold uninitialised; save_pretrained, since
+plain dict that others imported by name; the initialization of weights, since from_pretrained builds a model
+without memory and would leave a sigma that the checkpoint does not hold uninitialized; save_pretrained, since
 a fixed sigma is in the config alone; and the Trainer, whose optimizer would decay a learnable sigma.
 """
 
@@ -79,7 +79,7 @@ def register() -> None:
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
                 vars(module)["ACT2CLS"] = new
-    _wrap(modeling.PreTrainedModel, "_initialize_weights", _initialise)
+    _wrap(modeling.PreTrainedModel, "_initialize_weights", _initialize)
     _wrap(modeling.PreTrainedModel, "save_pretrained", _save)
     # Not imported yet, or in the middle of it: then it calls us again when it is complete.
     trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
@@ -129,8 +129,8 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
-def _initialise(original: Any, model: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
-    # Models that use torch's PReLU initialise it themselves.
+def _initialize(original: Any, model: Any, module: nn.Module, *arguments: Any, **options: Any) -> None:
+    # Models that use torch's PReLU initialize it themselves.
     is_torchs = type(module).__module__.startswith("torch.")
     reset = getattr(module, "reset_parameters", None)
     parameters = list(module.parameters()) if is_known(module) and not is_torchs else []
@@ -231,7 +231,7 @@ def settle_configs(
         register()
         for place in inside:
             with suppress(AttributeError):  # a name in an attribute
-                # What is trained is not to be initialised again.
+                # What is trained is not to be initialized again.
                 vars(pretrained.get_submodule(place))["_is_hf_initialized"] = True
         unsaved += [start + place for place in _settle(pretrained, inside, names, changes)]
     return unsaved, changes

@@ -1,7 +1,7 @@
 """Tell whether a model's parameters still look like initial values.
 
 The tails of an untrained model are those of its random weights: nearly Gaussian, and scaled by the
-initialisation.  They say nothing about a sigma for training.
+initialization.  They say nothing about a sigma for training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 _MOVED = 0.01  # of normalization parameters, RMS
-_OUTSIDE = 0.05  # share of weights beyond the bound of the initialisation
+_OUTSIDE = 0.05  # share of weights beyond the bound of the initialization
 _RMS = 0.1  # relative deviation of the mean square
 
 
@@ -24,7 +24,7 @@ def untrained_reason(model: nn.Module) -> str:
       model looks untrained if the weights have the mean square of that distribution, to 10%, and fewer than
       5% lie outside its bounds.
 
-    A model without either, or one that was initialised in another way, is not judged.
+    A model without either, or one that was initialized in another way, is not judged.
     """
     moved, weights = [], []
     for module in model.modules():
@@ -43,7 +43,7 @@ def untrained_reason(model: nn.Module) -> str:
         return ""
     z = _joined(weights)
     is_uniform = abs(3 * z.square().mean() - 1) < _RMS and (z.abs() > 1 + 1e-3).float().mean() < _OUTSIDE
-    return "its weights are distributed as torch initialises them" if is_uniform else ""
+    return "its weights are distributed as torch initializes them" if is_uniform else ""
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -43,7 +43,7 @@ class Point(NamedTuple):
         return self.gaussian / self.alpha
 
 
-# Best by accuracy on CIFAR (loss favours 0.1 on ResNet-20) and by perplexity on WikiText-103.
+# Best by accuracy on CIFAR (loss favors 0.1 on ResNet-20) and by perplexity on WikiText-103.
 POINTS = (
     Point("ViT-Tiny", 23.2, 23.5, 10.0, 1.0, 10.0),
     Point("GPT-2 Small", 20.7, 25.3, 5.0, 5.0, 10.0),
@@ -170,7 +170,7 @@ def nearest_sigma(function: Callable[[Tensor], Tensor], sample: Tensor) -> float
     if best in (0, len(logs) - 1):
         return math.inf if best else 0.0
     low, high = logs[best - 1], logs[best + 1]
-    while high - low > 1e-3:  # ternary search: one minimum lies between the neighbours of the best
+    while high - low > 1e-3:  # ternary search: one minimum lies between the neighbors of the best
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if error(left) < error(right) else (left, high)
     return math.exp((low + high) / 2) / unit
@@ -272,7 +272,7 @@ def suggest(
         model = sigma_of_model(rule, tails)
         if untrained:
             notes.append(
-                f"The model looks untrained: {untrained}. Its tails are those of the initialisation and say "
+                f"The model looks untrained: {untrained}. Its tails are those of the initialization and say "
                 "nothing about sigma; probe a trained model, or start with sigma = 5."
             )
         notes += _cut_notes(model, ranges) + _tail_notes(tails)

@@ -17,7 +17,7 @@ from iglu.tails import Tail
 _PIECE = 1 << 20  # values at a time on a CPU: few enough for its cache, enough to share among threads
 _BLOCK = 64
 _SLACK = 1e-5  # relative error of a float32 square, and more
-_FIRST = 1 << 14  # values that determine the centre
+_FIRST = 1 << 14  # values that determine the center
 
 
 class Moments(NamedTuple):
@@ -43,8 +43,8 @@ class Stream:
         self._sample = _Sample(sample, seed)
         self._rows = 0
         self._resolution = 0.0
-        # Sums are of x in float32; where that would overflow, underflow or cancel, of x - centre in float64.
-        self._centre: float | None = None
+        # Sums are of x in float32; where that would overflow, underflow or cancel, of x - center in float64.
+        self._center: float | None = None
         self._dtype = torch.float32
         self._sums = torch.zeros(4, dtype=torch.float64)
 
@@ -59,8 +59,8 @@ class Stream:
         rows = x.shape[0] if x.dim() else 1
         row_length = len(flat) // rows
         self._resolution = max(self._resolution, torch.finfo(x.dtype).eps)
-        if self._centre is None:
-            self._choose_centre(flat)
+        if self._center is None:
+            self._choose_center(flat)
         size = _PIECE if flat.device.type == "cpu" else len(flat)
         buffer = flat.new_empty(min(size, len(flat)), dtype=self._dtype)  # new memory per piece is slower
         for start in range(0, len(flat), size):
@@ -89,25 +89,25 @@ class Stream:
         if len(self._largest) < self._keep:
             positions = piece.abs().topk(min(self._keep, len(piece))).indices
         else:
-            squares = squares if self._centre == 0 else torch.mul(values, values, out=squares)
+            squares = squares if self._center == 0 else torch.mul(values, values, out=squares)
             least = self._largest[-1].item() ** 2 * (1 - _SLACK)
             positions = _positions_above(squares, least).to(piece.device)
         return positions if finite is None else finite[positions]
 
     def _power_sums(self, values: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        first = values - self._centre if self._centre else values
+        first = values - self._center if self._center else values
         second = torch.mul(first, first, out=buffer[: len(first)])
         powers = [first.sum(), first.dot(first), second.dot(first), second.dot(second)]
         return torch.stack(powers).cpu().double(), second
 
-    def _choose_centre(self, flat: Tensor) -> None:
+    def _choose_center(self, flat: Tensor) -> None:
         first = flat[:_FIRST].cpu().double()
         first = first[first.isfinite()]
         if len(first) == 0:
             return
         sd, mean = (each.item() for each in torch.std_mean(first, correction=0))
         is_easy = 1e-4 < sd < 1e4 and abs(mean) < 3 * sd and flat.dtype != torch.float64
-        self._centre, self._dtype = (0.0, torch.float32) if is_easy else (mean, torch.float64)
+        self._center, self._dtype = (0.0, torch.float32) if is_easy else (mean, torch.float64)
 
     def _keep_largest(self, values: Tensor, rows: Tensor) -> None:
         values = torch.cat([self._largest.to(values), values])
@@ -115,14 +115,14 @@ class Stream:
         self._largest_rows = torch.cat([self._largest_rows.to(rows), rows])[order]
 
     def moments(self) -> Moments:
-        centre = math.nan if self._centre is None else self._centre
+        center = math.nan if self._center is None else self._center
         first, second, third, fourth = (self._sums / max(self.n, 1)).tolist()
         variance = second - first**2
         if not variance > 0:
-            return Moments(centre + first, 0.0 if self.n else math.nan, math.nan, math.nan)
+            return Moments(center + first, 0.0 if self.n else math.nan, math.nan, math.nan)
         skew = third - 3 * first * second + 2 * first**3
         fourth = fourth - 4 * first * third + 6 * first**2 * second - 3 * first**4
-        return Moments(centre + first, math.sqrt(variance), skew / variance**1.5, fourth / variance**2 - 3)
+        return Moments(center + first, math.sqrt(variance), skew / variance**1.5, fourth / variance**2 - 3)
 
     def tail(self) -> Tail:
         return Tail(self._largest.double(), self.n, self._resolution)

@@ -314,7 +314,7 @@ def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
 
 
 def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
-    """The first tensor around the site that shows dtype and device: floating-point, not quantised."""
+    """The first tensor around the site that shows dtype and device: floating-point, not quantized."""
     line = [model]
     for name in site.place.split("."):
         child = line[-1]._modules.get(name)

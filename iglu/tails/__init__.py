@@ -4,7 +4,7 @@ A tail is heavy with index alpha if P(|X| > x) decays like x^-alpha; xi = 1/alph
 
 - :func:`hill` assumes xi > 0.  It has the smallest variance if that holds, and is misleading if not: for
   Gaussian data (xi = 0) it gives alpha = 9 at the largest 1%, for any n, and 17.8 at k = 100 of a million.
-- :func:`moment` (Dekkers, Einmahl and de Haan, 1989) and :func:`gpd` (generalised Pareto distribution,
+- :func:`moment` (Dekkers, Einmahl and de Haan, 1989) and :func:`gpd` (generalized Pareto distribution,
   maximum likelihood) also estimate light tails (xi = 0) and bounded ones (xi < 0), with a larger variance.
 
 So every estimate has an attribute ``gaussian``: the estimate for Gaussian data at the same n and k.
@@ -284,7 +284,7 @@ def moment(data: Tensor | Tail, k: int | str | None = None, *, fraction: float |
 
 
 def gpd(data: Tensor | Tail, k: int | str | None = None, *, fraction: float | None = None) -> TailIndex:
-    """Fit the generalised Pareto distribution P(Y > y) = (1 + xi y/scale)^(-1/xi) to the excesses over
+    """Fit the generalized Pareto distribution P(Y > y) = (1 + xi y/scale)^(-1/xi) to the excesses over
     X_(k+1), by maximum likelihood, with a profile-likelihood interval.
 
     For light and bounded tails too; the only one of the three that does not change when a constant is added

@@ -1,6 +1,6 @@
 """The fits behind :mod:`iglu.tails`: distributions above a threshold, intervals, and Gaussian baselines.
 
-Every fit is a generalised Pareto distribution, P(X > threshold + y | X > threshold) = (1 + xi
+Every fit is a generalized Pareto distribution, P(X > threshold + y | X > threshold) = (1 + xi
 y/scale)^(-1/xi), so that all share one distance and one description.  Hill's has scale = xi threshold.
 """
 
@@ -142,7 +142,7 @@ class _Profile(NamedTuple):
 
 
 def _profile(y: Tensor, weights: Tensor, xi: float) -> _Profile:
-    """The generalised Pareto likelihood of y (descending, with mean about 1), maximised over the scale s.
+    """The generalized Pareto likelihood of y (descending, with mean about 1), maximized over the scale s.
 
     The likelihood equation in s is H(s) = 1 + xi, where H is the harmonic mean of s/y + xi.  A harmonic mean
     of increasing linear functions is increasing and concave, so Newton's method converges from any start: the
@@ -182,7 +182,7 @@ def _interval_gpd(fit: Fit) -> tuple[float, float]:
 
 
 def _crossing(excess: Callable[[float], float], fit: Fit, limit: float) -> float:
-    """Where ``excess``, negative at the estimate, crosses 0 towards ``limit``; infinite if it does not."""
+    """Where ``excess``, negative at the estimate, crosses 0 toward ``limit``; infinite if it does not."""
     direction = 1 if limit > 0 else -1
     near, step = fit.xi, 2 * (1 + abs(fit.xi)) / math.sqrt(fit.k)
     while (limit - near) * direction > 0:

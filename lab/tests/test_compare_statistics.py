@@ -207,7 +207,7 @@ def test_the_same_difference_in_every_seed_has_no_verdict(shift: float) -> None:
         (0, (0, 0), "equivalent"), (0, (1, 0), "inconclusive"), (0, (0, 1), "inconclusive"),
     ],
 )  # fmt: skip
-def test_a_diverged_run_never_counts_in_favour_of_its_side(
+def test_a_diverged_run_never_counts_in_favor_of_its_side(
     sign: int, lost: tuple[int, int], category: str
 ) -> None:
     noise = (0.01, -0.02, 0.03, 0.0, -0.01)

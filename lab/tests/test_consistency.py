@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from iglu_lab import cli, paper
-from iglu_lab.commands.demo import summarise_demo
+from iglu_lab.commands.demo import summarize_demo
 from iglu_lab.probe.tail_tables import layer_table
 from iglu_lab.recipes import RECIPES, Recipe
 from iglu_lab.report import claims
@@ -105,7 +105,7 @@ def test_runs_report_and_demo_say_the_same_of_the_same_folder(
             row.mean and row.mean.value,
             len(row.sample.diverged),
         )
-        for row in summarise_demo(read_runs(out)[0])
+        for row in summarize_demo(read_runs(out)[0])
         if row.metric == "test_acc"
     }
     assert by_demo == by_runs

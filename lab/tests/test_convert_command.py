@@ -94,7 +94,7 @@ def test_an_encoder_is_judged_by_its_embeddings(tmp_path, text, capsys):
     shown = capsys.readouterr().out
     assert "exact zeros:" in shown
     metrics = json.loads((out / "convert.json").read_text())["metrics"]
-    assert metrics["original"] == {"cosine": pytest.approx(1, abs=1e-6), "same_neighbour": 1}
+    assert metrics["original"] == {"cosine": pytest.approx(1, abs=1e-6), "same_neighbor": 1}
     assert 1 > metrics["recalibrated"]["cosine"] > metrics["swapped"]["cosine"]
 
 

@@ -404,7 +404,7 @@ def test_a_plain_file_is_cut_into_disjoint_splits_that_make_up_the_whole(tmp_pat
     assert lines == [360, 20, 20]  # a twentieth each for validation and for testing
 
 
-def test_text_is_tokenised_once_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_text_is_tokenized_once_and_again_when_it_changes(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     _write_splits(tmp_path / "set", "{}.txt")
     text.load("set", tmp_path, "bytes", cache)
@@ -417,7 +417,7 @@ def test_text_is_tokenised_once_and_again_when_it_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["cut short", "zeroed", "one bit", "swapped", "empty"])
-def test_a_damaged_cache_of_tokens_is_recognised_and_made_anew(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_of_tokens_is_recognized_and_made_anew(damage: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     _write_splits(tmp_path / "set", "{}.txt")
     whole = text.load("set", tmp_path, "bytes", cache).train.tolist()

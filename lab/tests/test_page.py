@@ -24,7 +24,7 @@ from iglu.modules import SigmaModule
 from iglu.tails import gaussian_index
 from iglu_lab.probe.tail_tables import Tails
 from iglu_lab.recipes import RECIPES
-from iglu_lab.report.content import Claim, ComparedTask, Difference, EpochCurve, Judgement, Report
+from iglu_lab.report.content import Claim, ComparedTask, Difference, EpochCurve, Judgment, Report
 from iglu_lab.report.explorer import WITH_SLIDER, derivatives, explorer_data
 from iglu_lab.report.figures.description import Figure, Line, Panel
 from iglu_lab.report.forest import forest
@@ -71,7 +71,7 @@ def small_report() -> Report:
                 "holds",
                 "0.3 times",
                 "below 1.",
-                Judgement("does not hold", "resnet8, 10 seeds", "1.3 times"),
+                Judgment("does not hold", "resnet8, 10 seeds", "1.3 times"),
             ),
         ),
         figures=(Figure("speed", "Speed against size", "Time rises with size", (PANEL,), is_on_page=True),),
@@ -442,7 +442,7 @@ def test_as_a_picture_the_dark_page_has_no_white_card_and_the_light_one_no_black
     dark = (seen.max(axis=2) < 70).mean()
     assert (dark if theme == "dark" else light) > 0.75
     assert (light if theme == "dark" else dark) < 0.06
-    # The line of IGLU, in its colour of the theme, is on the first screen.
+    # The line of IGLU, in its color of the theme, is on the first screen.
     blue = (74, 168, 232) if theme == "dark" else (0, 114, 178)
     assert (abs(seen[:844] - blue).sum(axis=2) < 12).sum() > 300
     assert page.problems() == []

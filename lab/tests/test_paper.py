@@ -61,7 +61,7 @@ def test_what_is_printed_under_500_stands_at_200_where_it_was_run():
     assert [column.numbers for column in table.columns[10:]] == [{}, {}]
 
 
-def test_table_5_has_each_network_with_and_without_normalisation():
+def test_table_5_has_each_network_with_and_without_normalization():
     rows = paper.table5()
     assert [(row.recipe.model, row.recipe.norm) for row in rows] == [
         ("resnet20", True), ("gpt2-small", True), ("vit-tiny", True),

@@ -313,7 +313,7 @@ def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(
     assert [line[0].text for line in table(tables, "probes").rows] == ["mine"]
 
 
-def test_table_5_has_the_tails_of_reduced_networks_with_normalisation_and_without(tmp_path):
+def test_table_5_has_the_tails_of_reduced_networks_with_normalization_and_without(tmp_path):
     """Of ReLU's networks, so that the two compare; where those were not run, with the row's activation."""
     small = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", epochs=1)
     for activation, norm, alpha in (("relu", True, 9.0), ("iglu:0.1", True, 7.0), ("iglu:0.1", False, 5.0)):
@@ -402,7 +402,7 @@ def test_matplotlib_and_the_page_draw_the_same_numbers():
                 assert axis.get_xlim() == pytest.approx(panel["limits"][0])
                 for drawn, line in zip(axis.lines, panel["lines"], strict=True):
                     assert list(drawn.get_ydata()) == pytest.approx(line["y"], rel=1e-4)
-                    assert drawn.get_color() == line["colour"]
+                    assert drawn.get_color() == line["color"]
 
 
 def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():

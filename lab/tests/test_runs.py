@@ -21,7 +21,7 @@ from iglu_lab.errors import UserError
 from iglu_lab.recipes import RECIPES, Recipe
 from iglu_lab.runs.archive import add_to_archive, read_runs
 from iglu_lab.runs.folder import Run, read_run
-from iglu_lab.stats.comparison import Sample, marks, samples, setting_label, summarise
+from iglu_lab.stats.comparison import Sample, marks, samples, setting_label, summarize
 from iglu_lab.stats.contrasts import MeanDifference
 from iglu_lab.stats.statistics import estimate, minimum_detectable_difference, seeds_needed
 from iglu_lab.stats.tabulate import Table, csv_lines
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_differences_are_paired_by_seed_and_narrower_than_the_means(folder: Path) -> None:
-    rows = {(row.setting, row.activation): row for row in summarise(read_runs(folder)[0])}
+    rows = {(row.setting, row.activation): row for row in summarize(read_runs(folder)[0])}
     found = rows["digits-lt epochs=2", "iglu:0.5"]
     pairs = [_accuracy("iglu:0.5", seed) - _accuracy("relu", seed) for seed in range(4)]
     assert found.differences["relu"].value == pytest.approx(statistics.mean(pairs))
@@ -77,7 +77,7 @@ def test_differences_are_paired_by_seed_and_narrower_than_the_means(folder: Path
 
 def test_a_mean_is_of_whole_runs_of_one_setting(folder: Path) -> None:
     rows = [
-        (row.setting, row.activation, row.mean and row.mean.size) for row in summarise(read_runs(folder)[0])
+        (row.setting, row.activation, row.mean and row.mean.size) for row in summarize(read_runs(folder)[0])
     ]
     assert rows == [
         ("digits-lt epochs=2", "iglu:0.5", 4),
@@ -92,14 +92,14 @@ def test_a_mean_is_of_whole_runs_of_one_setting(folder: Path) -> None:
 def test_a_run_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     for name in ("first", "second"):
         _write(tmp_path / name, BASE, [10.0, 61.0 if name == "first" else 99.0])
-    (row,) = summarise(read_runs(tmp_path)[0])
+    (row,) = summarize(read_runs(tmp_path)[0])
     assert (row.mean.size, row.mean.value) == (1, 61.0)
 
 
 def test_of_a_run_that_is_there_twice_the_one_that_went_furthest_counts(tmp_path: Path) -> None:
     _write(tmp_path / "first", BASE, [10.0], "unfinished")
     _write(tmp_path / "second", BASE, [10.0, 61.0])
-    (row,) = summarise(read_runs(tmp_path)[0])
+    (row,) = summarize(read_runs(tmp_path)[0])
     assert (row.mean.size, row.mean.value) == (1, 61.0)
     assert not row.sample.unfinished
 
@@ -216,7 +216,7 @@ def test_a_line_that_cannot_be_read_is_named_and_the_file_is_not_written_over(tm
     assert "has format 2; this version of iglu reads 1" in read_runs(file)[1][0]
 
 
-def test_a_thousand_runs_are_read_and_summarised(tmp_path: Path) -> None:
+def test_a_thousand_runs_are_read_and_summarized(tmp_path: Path) -> None:
     activations = ("relu", "gelu", "silu", "iglu:0.5", "iglu:1")
     for seed in range(200):
         for activation in activations:
@@ -224,7 +224,7 @@ def test_a_thousand_runs_are_read_and_summarised(tmp_path: Path) -> None:
             _write(tmp_path, BASE.replace(activation=activation, seed=seed), figures)
     runs, problems = read_runs(tmp_path)
     assert (len(runs), problems) == (1000, [])
-    rows = summarise(runs)
+    rows = summarize(runs)
     assert [row.mean.size for row in rows] == [200] * len(activations)
 
 

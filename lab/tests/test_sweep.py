@@ -85,7 +85,7 @@ def test_tables_2_and_3_have_the_learnable_sigmas() -> None:
         assert {"iglu:learnable=5", "iglu_approx:learnable=5"} <= {c.activation for c in read_grid(name).runs}
 
 
-def test_table_5_has_six_networks_with_and_without_normalisation() -> None:
+def test_table_5_has_six_networks_with_and_without_normalization() -> None:
     recipes = read_grid("table5", seeds=1).runs
     assert sorted((recipe.model, recipe.norm) for recipe in recipes) == sorted(
         itertools.product(("resnet20", "gpt2-small", "vit-tiny"), (True, False))

@@ -383,7 +383,7 @@ def _assert_same_numbers(one: Run, other: Run, rel: float) -> None:
             assert row[metric] == pytest.approx(its[metric], rel=rel)
 
 
-def _normalise(folder: Path) -> None:
+def _normalize(folder: Path) -> None:
     """Batches of 3, 5 and 0 samples, of which each process takes its share; written down by each."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
@@ -409,7 +409,7 @@ def test_batch_norm_over_processes_is_that_of_the_whole_batch(tmp_path: Path) ->
     batch = 3 * batch + 5
     for name, value in (("network", network), ("batch", batch), ("weights", weights)):
         torch.save(value, tmp_path / name)
-    _together(3, _normalise, tmp_path)
+    _together(3, _normalize, tmp_path)
     x = batch.clone().requires_grad_()
     (network(x) * weights).sum().backward()
     parts = [torch.load(tmp_path / f"found{rank}") for rank in range(3)]

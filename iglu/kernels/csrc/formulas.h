@@ -91,7 +91,7 @@ IGLU_INLINE REAL NAME(exact_value)(REAL x, CONSTANTS k)
 IGLU_INLINE REAL NAME(exact_df_dx)(REAL x, CONSTANTS k)
 {
     REAL a = k.sigma * NAME(clipped_abs)(x, k), t = 1 / a, z = t * t;
-    REAL near = NAME(near_df_dx)(a - NAME(NEAR_DF_DX_CENTRE));
+    REAL near = NAME(near_df_dx)(a - NAME(NEAR_DF_DX_CENTER));
     REAL far = t * (z * NAME(far_df_dx)(z));
     return NAME(from_tail)(x, a < 1 ? near : far);
 }
@@ -113,8 +113,8 @@ IGLU_INLINE REAL NAME(exact_df_dx)(REAL x, CONSTANTS k)
 {
     NAME(argument) u = NAME(argument_of)(x, k);
     REAL z = u.t * u.t, z_error = 2 * u.t_error;
-    REAL near = NAME(near_df_dx)((u.a - NAME(NEAR_DF_DX_CENTRE)) + u.a_low);
-    REAL far = u.t * (z * NAME(far_df_dx)(MADD(z, z_error, z - NAME(FAR_DF_DX_CENTRE))));
+    REAL near = NAME(near_df_dx)((u.a - NAME(NEAR_DF_DX_CENTER)) + u.a_low);
+    REAL far = u.t * (z * NAME(far_df_dx)(MADD(z, z_error, z - NAME(FAR_DF_DX_CENTER))));
     far = NAME(corrected)(far, z_error + u.t_error);
     return NAME(from_tail)(x, u.a < 1 ? near : far);
 }

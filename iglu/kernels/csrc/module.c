@@ -116,7 +116,7 @@ static int is_true(PyObject *result)
 }
 
 /* Whether no mode or tracer of torch must see the call, and no dual number may take part.  (A tensor that torch.func
- * wraps is recognised by its missing memory; one that it does not wrap is an ordinary tensor.) */
+ * wraps is recognized by its missing memory; one that it does not wrap is an ordinary tensor.) */
 static int is_plain_eager(void)
 {
     if (exchange == NULL)
@@ -160,7 +160,7 @@ static int locate(PyObject *object, tensor *out)
 {
     dl_tensor t;
     if (exchange->tensor_from_object(object, &t) != 0) {
-        /* no memory of its own: meta, sparse, quantised, or wrapped by a transform that has ended */
+        /* no memory of its own: meta, sparse, quantized, or wrapped by a transform that has ended */
         if (PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError))
             PyErr_Clear();
         return 0;
@@ -696,7 +696,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int initialise(UNUSED PyObject *module)
+static int initialize(UNUSED PyObject *module)
 {
     iglu_use_best();
     for (int i = 0; i < INTERNED_SIZE; i++)
@@ -706,7 +706,7 @@ static int initialise(UNUSED PyObject *module)
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, initialise},
+    {Py_mod_exec, initialize},
 #ifdef Py_GIL_DISABLED /* only set_up and use write static variables, before any call */
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

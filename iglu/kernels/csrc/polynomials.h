@@ -2,8 +2,8 @@
  *
  * With z = min(u^2, 1/u^2), m = sqrt(z), a = |u|:
  *   excess      (arctan(m)/m - 1)/z, in z
- *   far_df_dx   (arctan(m)/m - 1/(1+z))/(pi z), in z - centre (half: in z)
- *   near_df_dx  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - centre, for a < 1
+ *   far_df_dx   (arctan(m)/m - 1/(1+z))/(pi z), in z - center (half: in z)
+ *   near_df_dx  1/2 - (arctan(a) + a/(1+a^2))/pi, in a - center, for a < 1
  *   tail        1/2 - arctan(a)/pi, a rational function of pi a, for every a; nothing cancels
  * Included once per instruction set. */
 
@@ -26,13 +26,13 @@ POLYNOMIAL(double, excess_f64, 0x1.bb8d97b49ea77p-17,
     TERM(-0x1.5555555555526p-2))
 
 /* error 2^-26.3 */
-#define FAR_DF_DX_CENTRE_f32 0x1.fdf50ep-2f
+#define FAR_DF_DX_CENTER_f32 0x1.fdf50ep-2f
 POLYNOMIAL(float, far_df_dx_f32, 0x1.35093ap-8f,
     TERM(-0x1.d742cp-8f) TERM(0x1.ea05fp-8f) TERM(-0x1.689e12p-7f) TERM(0x1.182586p-6f) TERM(-0x1.9decp-6f)
     TERM(0x1.2f427ep-5f) TERM(-0x1.b97f26p-5f) TERM(0x1.3c291p-4f) TERM(-0x1.b43e8ap-4f) TERM(0x1.0a1654p-3f))
 
 /* error 2^-56.5 */
-#define FAR_DF_DX_CENTRE_f64 0x1.fdf3b645a1bbap-2
+#define FAR_DF_DX_CENTER_f64 0x1.fdf3b645a1bbap-2
 POLYNOMIAL(double, far_df_dx_f64, 0x1.bf16ac63e7802p-15,
     TERM(-0x1.5b1de46e73436p-14) TERM(0x1.8bc5adb967d2fp-15) TERM(-0x1.172b182462d8ep-14)
     TERM(0x1.3524c4eab4194p-13) TERM(-0x1.d2ef6c144c92dp-13) TERM(0x1.4b0def7f6c01cp-12)
@@ -44,14 +44,14 @@ POLYNOMIAL(double, far_df_dx_f64, 0x1.bf16ac63e7802p-15,
     TERM(0x1.0a169d36d2a68p-3))
 
 /* error 2^-27.0 */
-#define NEAR_DF_DX_CENTRE_f32 0x1.75407p-1f
+#define NEAR_DF_DX_CENTER_f32 0x1.75407p-1f
 POLYNOMIAL(float, near_df_dx_f32, 0x1.edc9dap-6f,
     TERM(0x1.abfde4p-4f) TERM(0x1.09a0dp-4f) TERM(-0x1.7d77b2p-5f) TERM(0x1.92c5fcp-6f) TERM(0x1.d56eap-7f)
     TERM(-0x1.3997fap-4f) TERM(0x1.7de7c8p-4f) TERM(-0x1.35a0d4p-6f) TERM(-0x1.05e1eap-3f)
     TERM(0x1.08a03cp-2f) TERM(-0x1.15f452p-2f) TERM(0x1.2f07c8p-3f))
 
 /* error 2^-57.2 */
-#define NEAR_DF_DX_CENTRE_f64 0x1.753f7ced916f3p-1
+#define NEAR_DF_DX_CENTER_f64 0x1.753f7ced916f3p-1
 POLYNOMIAL(double, near_df_dx_f64, -0x1.5a6526f93529ap-8,
     TERM(-0x1.05f8e4dc705e9p-5) TERM(-0x1.36848d2fc8991p-4) TERM(-0x1.5dd57380cfe66p-4)
     TERM(-0x1.564906a8a664ep-5) TERM(-0x1.f0e770cd81837p-10) TERM(0x1.4b152eba25f12p-7)
@@ -69,7 +69,7 @@ POLYNOMIAL(float, far_df_dx_half, 0x1.43f5p-7f,
     TERM(-0x1.1dce92p-2f) TERM(0x1.1705b6p-2f) TERM(-0x1.04bf06p-2f) TERM(0x1.b29954p-3f))
 
 /* error 2^-20.6 */
-#define NEAR_DF_DX_CENTRE_half 0x1.75407p-1f
+#define NEAR_DF_DX_CENTER_half 0x1.75407p-1f
 POLYNOMIAL(float, near_df_dx_half, 0x1.cdf41ap-6f,
     TERM(0x1.daf83cp-4f) TERM(0x1.f6715ap-6f) TERM(-0x1.68da74p-4f) TERM(0x1.6ffb7p-4f) TERM(-0x1.2d4774p-6f)
     TERM(-0x1.058d9ap-3f) TERM(0x1.089dbp-2f) TERM(-0x1.15f4cap-2f) TERM(0x1.2f07cep-3f))

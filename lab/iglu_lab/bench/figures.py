@@ -9,7 +9,7 @@ from iglu_lab.bench.sessions import Timing, grouped
 from iglu_lab.bench.timing import PASS_LABELS, PASSES, where_of
 from iglu_lab.bench.timing_tables import row_label
 from iglu_lab.report.figures.description import Figure, Line, Panel, key_of
-from iglu_lab.stats.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, colour
+from iglu_lab.stats.style import DIRECT_GREY, MARKERS, OTHER, VERMILION, color
 
 _DASHES = {DIRECT: "--", COMPILED: ":", COMPILED_DIRECT: "-."}
 
@@ -53,7 +53,7 @@ def _speed_panel(rows: Sequence[Timing], pass_name: str) -> Panel:
         x, y = zip(*points, strict=True)
         width = 2.2 if mine[0]["is_ours"] else 1.1
         dash = _DASHES.get(kernel, "-")
-        lines.append(Line(row_label(mine[0]), x, y, colour(name), dash, MARKERS[name], width))
+        lines.append(Line(row_label(mine[0]), x, y, color(name), dash, MARKERS[name], width))
     return Panel(PASS_LABELS[pass_name], ("elements", "microseconds"), tuple(lines), ("log", "log"))
 
 

@@ -139,7 +139,7 @@ def _make_evaluation(model: Any, batches: list[dict[str, Tensor]]) -> Callable[[
         nearest = [(each @ each.T).fill_diagonal_(-math.inf).argmax(-1) for each in (got, wanted)]
         return {
             "cosine": (got * wanted).sum(-1).mean().item(),
-            "same_neighbour": (nearest[0] == nearest[1]).float().mean().item(),
+            "same_neighbor": (nearest[0] == nearest[1]).float().mean().item(),
         }
 
     return agreement

@@ -28,7 +28,7 @@ from iglu_lab.report.build import write_report
 from iglu_lab.report.computed import PRECISIONS, Function, gradient, negative_numbers, signs
 from iglu_lab.runs import provenance
 from iglu_lab.runs.folder import Run
-from iglu_lab.stats.comparison import Summary, summarise, summary_row, summary_tables
+from iglu_lab.stats.comparison import Summary, summarize, summary_row, summary_tables
 from iglu_lab.stats.tabulate import Cell, Table, Tone, numbered, terminal
 from iglu_lab.storage import RESULTS, write_json
 from iglu_lab.sweep.display import SweepDisplay
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     with SweepDisplay(console, len(recipes)) as display:
         results = run_local(recipes, out=flags.out, jobs=flags.jobs, observer=display)
     runs = [result.run for result in results if result.run is not None]
-    summary = summarise_demo(runs)
+    summary = summarize_demo(runs)
     for table in summary_tables(summary, REFERENCES):
         console.print(terminal(table))
     console.say("ResNet-8 and a small GPT-2. Few-shot: classes of fewer than 20 training images.")
@@ -167,9 +167,9 @@ def demo_runs(seeds: int) -> list[Recipe]:
     return sorted(found, key=lambda recipe: recipe.seed)
 
 
-def summarise_demo(runs: Sequence[Run]) -> list[Summary]:
+def summarize_demo(runs: Sequence[Run]) -> list[Summary]:
     """Summaries by the usual metric, and for the rare classes."""
     return [
-        *summarise(runs, references=REFERENCES),
-        *summarise([run for run in runs if run.metric == "test_acc"], "test_acc_few", REFERENCES),
+        *summarize(runs, references=REFERENCES),
+        *summarize([run for run in runs if run.metric == "test_acc"], "test_acc_few", REFERENCES),
     ]

@@ -23,7 +23,7 @@ from iglu_lab.stats.comparison import (
     is_number,
     setting_label,
     setting_of,
-    summarise,
+    summarize,
     summary_row,
     summary_tables,
 )
@@ -63,9 +63,9 @@ def main(argv: list[str]) -> int:
     if flags.record is not None:
         check_writable(flags.record.parent)
     runs, references, problems = _chosen(flags)
-    kept = {(row.setting, row.activation) for row in summarise(runs, flags.metric)}
+    kept = {(row.setting, row.activation) for row in summarize(runs, flags.metric)}
     rows = [
-        row for row in summarise([*runs, *references], flags.metric) if (row.setting, row.activation) in kept
+        row for row in summarize([*runs, *references], flags.metric) if (row.setting, row.activation) in kept
     ]
     if flags.metric is not None and all(row.mean is None for row in rows):
         known = {name for run in runs if run.history for name in run.last if is_number(run.last[name])}

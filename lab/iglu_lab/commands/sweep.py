@@ -20,7 +20,7 @@ from iglu_lab.extensions import ExtensionFlags
 from iglu_lab.recipes import Recipe
 from iglu_lab.runs.archive import read_runs
 from iglu_lab.runs.folder import Run
-from iglu_lab.stats.comparison import counted, setting_label, summarise, summary_tables
+from iglu_lab.stats.comparison import counted, setting_label, summarize, summary_tables
 from iglu_lab.stats.tabulate import Cell, Table, terminal
 from iglu_lab.sweep.cluster import run_on_ray
 from iglu_lab.sweep.display import SweepDisplay
@@ -227,7 +227,7 @@ def _conclude(
     console: Terminal,
 ) -> int:
     """Show means, failures and what remains; return the exit status."""
-    for table in summary_tables(summarise(found.done)):
+    for table in summary_tables(summarize(found.done)):
         console.print(terminal(table))
     for run in found.done:
         if run.status == "diverged":

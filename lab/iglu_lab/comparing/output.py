@@ -22,7 +22,7 @@ from iglu_lab.stats.tabulate import csv_text, finite, markdown
 from iglu_lab.storage import write_atomically, write_json
 
 PAGE = "compare.html"
-_COLOURS = {"better": GREEN, "worse": VERMILION}
+_COLORS = {"better": GREEN, "worse": VERMILION}
 _MOST_PANELS = 6  # of learning curves
 
 
@@ -56,7 +56,7 @@ def forest_figure(result: CompareResult, shown: list[Compared]) -> Figure:
     lines = [Line("", (0, 0), height, BLACK, width=0.9)]
     lines += [Line("", (x, x), height, GREY, "--", width=0.9) for x in bounds]
     for place, (each, difference) in enumerate(found):
-        look = _COLOURS.get(each.category or "", GREY)
+        look = _COLORS.get(each.category or "", GREY)
         if difference.has_interval:
             lines.append(Line("", (difference.low, difference.high), (place, place), look, width=2))
         lines.append(Line("", (difference.value,), (place,), look, "", "o"))

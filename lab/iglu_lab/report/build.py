@@ -97,7 +97,7 @@ def texts_of(report: Report, out: Path) -> dict[Path, str]:
     lines = [
         (claim.text, claim.kind, each.scale, each.verdict, each.evidence, claim.rule)
         for claim in report.claims
-        for each in claim.judgements
+        for each in claim.judgments
     ]
     claims = Table.of("claims", "Claims of the paper", headers, lines)
     return {

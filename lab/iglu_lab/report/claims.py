@@ -17,7 +17,7 @@ from iglu_lab.probe.tail_tables import sample_tails
 from iglu_lab.recipes import Recipe, get_recipe
 from iglu_lab.report.comparisons import published_difference
 from iglu_lab.report.computed import mathematical_claims
-from iglu_lab.report.content import Claim, Judgement
+from iglu_lab.report.content import Claim, Judgment
 from iglu_lab.report.gather import Gathered, PlannedGrid, seeds_of
 from iglu_lab.report.speeds import speed_claims
 from iglu_lab.report.tables import network_activation, own_probes, papers_probe
@@ -173,7 +173,7 @@ def _planned(found: Gathered, text: str) -> list[tuple[PlannedGrid, Recipe]]:
     ]
 
 
-def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | None:
+def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgment | None:
     """By the comparison of each plan, of what was run; ``is_bounded``: by less than the SD of one run."""
     verdicts: list[Verdict] = []
     scales, parts = [], []
@@ -191,7 +191,7 @@ def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgement | Non
         else:
             scales.append(scale)
             parts.append(f"not run: {words}")
-    return Judgement(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.") if parts else None
+    return Judgment(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.") if parts else None
 
 
 def _scale(planned: PlannedGrid, setting: Recipe, of: Mapping[str, Sample]) -> str:
@@ -258,7 +258,7 @@ def _growing_with_imbalance(found: Gathered) -> Claim:
     return Claim(text, verdict, evidence, rule, _reduced_growth(found, text))
 
 
-def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
+def _reduced_growth(found: Gathered, text: str) -> Judgment | None:
     """Of the grid that was planned for it, together with every other planned setting that differs in the
     ratio alone."""
     planned = _planned(found, text)
@@ -275,7 +275,7 @@ def _reduced_growth(found: Gathered, text: str) -> Judgement | None:
     verdict, words = _slopes(by_ratio, *grid.plan.claims[text], grid.plan.metric)
     ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
     scale = _scale(grid, setting.replace(ratio=1.0), by_ratio[setting.ratio])
-    return Judgement(verdict, f"{scale}, at ratios {ratios}", words)
+    return Judgment(verdict, f"{scale}, at ratios {ratios}", words)
 
 
 def _slopes(
@@ -331,7 +331,7 @@ def _spread_here(found: Gathered, recipe: Recipe) -> float:
 
 
 def _tails(found: Gathered) -> Claim:
-    """Of the networks of Table 5 that have normalisation."""
+    """Of the networks of Table 5 that have normalization."""
     text = "ResNet's pre-activations have heavier tails than those of transformers"
     rule = (
         "Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies above "
@@ -358,8 +358,8 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
     return together([side(gap) for gap in gaps]) if is_complete else OPEN, f"{'; '.join(parts)}."
 
 
-def _reduced_tails(found: Gathered) -> Judgement | None:
-    """From the last lines of planned runs with normalisation: relu on images, gelu on text."""
+def _reduced_tails(found: Gathered) -> Judgment | None:
+    """From the last lines of planned runs with normalization: relu on images, gelu on text."""
     networks = {
         _scale(planned, setting, of): excess
         for planned in found.first_round
@@ -372,4 +372,4 @@ def _reduced_tails(found: Gathered) -> Judgement | None:
     kinds = {network.startswith("resnet") for network in networks}
     verdict, words = _heavier(networks)
     scale = counted(len(networks), "network")
-    return Judgement(verdict if kinds == {True, False} else OPEN, scale, words)
+    return Judgment(verdict if kinds == {True, False} else OPEN, scale, words)

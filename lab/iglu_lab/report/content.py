@@ -20,7 +20,7 @@ from iglu_lab.stats.tabulate import Table
 LEVEL = 0.05  # of the Holm-adjusted p-value below which a difference is significant
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """What numbers of one scale say about a claim."""
 
     verdict: Verdict
@@ -37,7 +37,7 @@ class Claim:
     verdict: Verdict
     evidence: str
     rule: str = ""
-    reduced: Judgement | None = None
+    reduced: Judgment | None = None
     is_mathematical: bool = False  # about the function itself, computed and not measured
 
     @property
@@ -45,9 +45,9 @@ class Claim:
         return "mathematical" if self.is_mathematical else "measured"
 
     @property
-    def judgements(self) -> list[Judgement]:
+    def judgments(self) -> list[Judgment]:
         """One, or two where reduced runs have something to say."""
-        own = Judgement(self.verdict, "the paper's own scale" if self.reduced else "", self.evidence)
+        own = Judgment(self.verdict, "the paper's own scale" if self.reduced else "", self.evidence)
         return [own, *([self.reduced] if self.reduced else [])]
 
 

@@ -41,7 +41,7 @@ from iglu_lab.stats.comparison import METRIC_LABELS, REFERENCES
 from iglu_lab.stats.contrasts import Category
 from iglu_lab.stats.tabulate import NONE, NOT_RUN, Table, finite
 
-# A sign next to the word: colour is never the only carrier of meaning.
+# A sign next to the word: color is never the only carrier of meaning.
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
     "holds": ("✓", "yes"),
     "does not hold": ("✕", "no"),
@@ -198,7 +198,7 @@ def _whose(curve: EpochCurve) -> str:
     return f"{curve.recipe}: {_label(curve)}"
 
 
-_HILL_POINTS = 40  # per plot: neighbours share nearly all their values
+_HILL_POINTS = 40  # per plot: neighbors share nearly all their values
 
 
 def _hill(body: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:

@@ -174,7 +174,7 @@ def loss_table(tasks: Sequence[ComparedTask]) -> list[Table]:
 
 # -- quality and cost ----------------------------------------------------------------------------------
 
-_COST_GRIDS = ("lt", "resnet", "vit", "text")  # CIFAR-10 and WikiText-2, with normalisation
+_COST_GRIDS = ("lt", "resnet", "vit", "text")  # CIFAR-10 and WikiText-2, with normalization
 
 
 def cost_table(tasks: Sequence[ComparedTask], sessions: Iterable[Session]) -> list[Table]:

@@ -250,7 +250,7 @@ def own_probes(found: Gathered) -> list[Tails]:
 
 
 def network_activation(setting: Recipe) -> str:
-    """Whose tails stand for a network's, with normalisation and without: those before IGLU is put in."""
+    """Whose tails stand for a network's, with normalization and without: those before IGLU is put in."""
     return "relu" if setting.kind == "images" else "gelu"
 
 
@@ -273,7 +273,7 @@ def table5(found: Gathered) -> Table:
     alpha = tails.HEADERS[0][0]
     reduced = {row: reduced_tails(row, found.samples) for row in paper.table5()}
     headers = (
-        "network", "normalisation", (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
+        "network", "normalization", (alpha, "paper"), tails.HEADERS[0], (alpha, "difference"),
         *tails.HEADERS[1:5], ("sigma", "paper"), tails.HEADERS[5],
         (f"{alpha}: reduced", "over seeds"), ("excess: reduced", "over seeds"),
     )  # fmt: skip

@@ -229,7 +229,7 @@ class Summary(NamedTuple):
         return self.sample.activation
 
 
-def summarise(
+def summarize(
     runs: Iterable[Run], metric: str | None = None, references: Sequence[str] = REFERENCES
 ) -> list[Summary]:
     """Summarize every sample, by ``metric`` or by the metric shown in tables."""

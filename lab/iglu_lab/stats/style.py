@@ -17,7 +17,7 @@ from iglu_lab.recipes import spec_of
 VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY = "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 BLACK, GREY, OTHER, DIRECT_GREY = "#000000", "#999999", "#BBBBBB", "#7F7F7F"
 
-COLOURS = {
+COLORS = {
     "iglu": BLUE, "iglu_approx": VERMILION, "relu": BLACK, "gelu": GREEN, "silu": PURPLE,
     "gelu_tanh": ORANGE, "hardswish": ORANGE, "leaky_relu": ORANGE, "mish": SKY, "gelu_a": SKY,
     "identity": GREY,
@@ -41,14 +41,14 @@ _STYLE = {
 }  # fmt: skip
 
 
-def colour(activation: str) -> str:
+def color(activation: str) -> str:
     """The color of an activation of the zoo or of the benchmarks, such as "iglu:0.5" or "gelu_tanh".
 
-    >>> colour("iglu") == BLUE, colour("gelu_tanh") == ORANGE
+    >>> color("iglu") == BLUE, color("gelu_tanh") == ORANGE
     (True, True)
     """
     name, _, argument = activation.partition(":")
-    base = COLOURS.get(name, GREY)
+    base = COLORS.get(name, GREY)
     sigma = spec_of(activation).sigma if argument else None
     return base if sigma is None else shade(base, sigma)
 
@@ -57,9 +57,9 @@ def shade(base: str, sigma: float) -> str:
     """``base``, lighter for sigma < 1 and darker for sigma > 1."""
     low, high = (math.log(sigma) for sigma in _SHADES)
     place = (math.log(min(max(sigma, _SHADES[0]), _SHADES[1])) - low) / (high - low)
-    towards, share = (255, 1 - 2 * place) if place < 0.5 else (0, 2 * place - 1)
+    toward, share = (255, 1 - 2 * place) if place < 0.5 else (0, 2 * place - 1)
     channels = (int(base[start : start + 2], 16) for start in (1, 3, 5))
-    return "#" + "".join(f"{round(value + 0.65 * share * (towards - value)):02X}" for value in channels)
+    return "#" + "".join(f"{round(value + 0.65 * share * (toward - value)):02X}" for value in channels)
 
 
 def line(activation: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def line(activation: str) -> dict[str, Any]:
     sigma = spec_of(activation).sigma if argument else None
     dash = _DASHES[_DASHED_AT.index(sigma)] if sigma in _DASHED_AT else "-"
     width = 1.9 if name.startswith("iglu") else 1.3
-    return {"color": colour(activation), "linestyle": dash, "linewidth": width}
+    return {"color": color(activation), "linestyle": dash, "linewidth": width}
 
 
 @contextlib.contextmanager

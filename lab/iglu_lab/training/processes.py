@@ -78,10 +78,10 @@ class SharedBatchNorm(_BatchNorm):
         count = wide.new_tensor([x.numel() / x.shape[1]])
         sums = _sum(torch.cat([wide.sum(over), count]))
         mean, total = sums[:-1] / sums[-1], sums[-1]
-        centred = wide - mean.view(shape)
-        variance = _sum(centred.square().sum(over)) / total
+        centered = wide - mean.view(shape)
+        variance = _sum(centered.square().sum(over)) / total
         self._track(mean.detach(), (variance * (total / (total - 1))).detach())
-        y: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
+        y: Tensor = centered * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             y = y * self.weight.view(shape) + self.bias.view(shape)
         return y.to(x.dtype)

@@ -1,6 +1,6 @@
 "use strict";
 
-/* What the charts share: colours that follow the theme, line styles, chips to choose by, drawing, the numbers
+/* What the charts share: colors that follow the theme, line styles, chips to choose by, drawing, the numbers
    behind each as a file, and the whole screen for it. */
 
 function create(tag, properties, ...children) {
@@ -10,20 +10,20 @@ function create(tag, properties, ...children) {
 }
 
 const TEXT = 13; // pixels
-const COLOURS = 7; // --line-0 to --line-6 of the style sheet
+const COLORS = 7; // --line-0 to --line-6 of the style sheet
 const DASHES = [
   ["solid", ""], ["dash", "5 3"], ["dot", "1.5 2.5"], ["dashdot", "6 2 1.5 2"], ["longdash", "9 3"],
   ["longdashdot", "9 2 1.5 2"],
 ];
 
-/** The style of the i-th of many, and of its variants in the same colour; a dash tells apart without colour. */
+/** The style of the i-th of many, and of its variants in the same color; a dash tells apart without color. */
 function lineStyle(index, variant = 0) {
-  const [dash, swatch] = DASHES[(Math.floor(index / COLOURS) + variant) % DASHES.length];
-  return { variable: `--line-${index % COLOURS}`, dash, swatch };
+  const [dash, swatch] = DASHES[(Math.floor(index / COLORS) + variant) % DASHES.length];
+  return { variable: `--line-${index % COLORS}`, dash, swatch };
 }
 
-/** A colour of the style sheet as the current theme resolves it, for Plotly reads no variables. */
-function colour(variable, alpha = 1) {
+/** A color of the style sheet as the current theme resolves it, for Plotly reads no variables. */
+function color(variable, alpha = 1) {
   const sample = create("span");
   sample.style.color = `var(${variable})`;
   document.body.append(sample);
@@ -55,7 +55,7 @@ function draw(element, make) {
   for (const trace of traces) if (trace.line) trace.line.simplify = false;
   if (label) element.setAttribute("aria-label", label);
   const axis = {
-    gridcolor: colour("--grid"), zerolinecolor: colour("--axis"), linecolor: colour("--axis"),
+    gridcolor: color("--grid"), zerolinecolor: color("--axis"), linecolor: color("--axis"),
     zerolinewidth: 1, automargin: true,
   };
   // Plotly draws powers of ten a quarter larger than other ticks, and titles a fifth larger than ticks.
@@ -68,10 +68,10 @@ function draw(element, make) {
     margin: { l: 56, r: 12, t: 12, b: 48 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: TEXT, color: colour("--quiet") },
+    font: { family: getComputedStyle(document.body).fontFamily, size: TEXT, color: color("--quiet") },
     showlegend: false,
     hovermode: "x unified",
-    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--grid"), font: { color: colour("--ink") } },
+    hoverlabel: { bgcolor: color("--card"), bordercolor: color("--grid"), font: { color: color("--ink") } },
     // On a touch screen a drag is for scrolling the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     ...layout,
@@ -107,11 +107,11 @@ function epochTraces(curves, look) {
   const looks = curves.map(look);
   const alpha = Math.max(0.03, 0.2 / (curves.length + 1));
   const bands = curves.flatMap(({ epochs, low, high, seeds }, i) =>
-    seeds > 1 ? [bandOf(epochs, low, high, colour(looks[i].style.variable, alpha))] : [],
+    seeds > 1 ? [bandOf(epochs, low, high, color(looks[i].style.variable, alpha))] : [],
   );
   const lines = curves.map(({ epochs, mean, low, high }, i) => {
     const { name, mode, width, style: { variable, dash } } = looks[i];
-    const line = { color: colour(variable), dash, width };
+    const line = { color: color(variable), dash, width };
     return { x: epochs, y: mean, low, high, name: plain(name), mode, hovertemplate: "%{y:.4~g}", line };
   });
   return bands.concat(lines);

@@ -93,7 +93,7 @@ function gridFor(sigma) {
   return DATA.explorer.x.concat(extra).sort((a, b) => a - b);
 }
 
-/** A step far greater than its neighbours is a jump, and leaves a gap. */
+/** A step far greater than its neighbors is a jump, and leaves a gap. */
 function withGaps(x, y) {
   const step = (i) => (i < 0 || i + 1 >= y.length ? 0 : Math.abs(y[i + 1] - y[i]));
   const [openX, openY] = [[], []];
@@ -135,7 +135,7 @@ function explorerChart() {
     return {
       ...curveOf(activation, view, sigma),
       name: plain(activation.label), mode: "lines", hovertemplate: "%{y:.4~g}",
-      line: { color: colour(variable), dash, width: isOurs ? 3 : 2 },
+      line: { color: color(variable), dash, width: isOurs ? 3 : 2 },
     };
   });
   const { axis, label, range } = VIEWS[view];
@@ -171,7 +171,7 @@ function tailLayout() {
     yaxis: { title: { text: "|f′(x)|" }, range: [-18, 1], ...powers, dtick: 3 },
     shapes: [{
       type: "line", xref: "paper", x0: 0, x1: 1, y0: half, y1: half,
-      line: { color: colour("--axis"), dash: "dot", width: 1 },
+      line: { color: color("--axis"), dash: "dot", width: 1 },
     }],
     annotations: [{
       text: `float16 ends here: ${half.toExponential(1)}`, xref: "paper", x: 0.01, xanchor: "left",
@@ -260,7 +260,7 @@ showAddress();
 
 /* -- curves over epochs ----------------------------------------------------------------------------- */
 
-/** By label: the colour that the explorer gives the activation, and a dash for each of its sigmas. */
+/** By label: the color that the explorer gives the activation, and a dash for each of its sigmas. */
 function stylesOfCurves() {
   const known = DATA.explorer.activations.map((each) => each.name);
   const styles = new Map();
@@ -376,15 +376,15 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
     traces: [
       {
         x: places, y: gaussian, name: "a Gaussian’s", mode: "lines+markers", hovertemplate: "%{y:.3~g}",
-        line: { color: colour("--line-2"), dash: "dash", width: 1.5 },
+        line: { color: color("--line-2"), dash: "dash", width: 1.5 },
         marker: { symbol: "diamond-open", size: 7 },
       },
       {
         x: places, y: alpha, low, high, name: "α, 95%", mode: "markers", hovertemplate: "%{y:.3~g}",
-        marker: { color: colour("--line-0"), size: 9 },
+        marker: { color: color("--line-0"), size: 9 },
         error_y: {
           type: "data", symmetric: false, array: reach(high, 1), arrayminus: reach(low, -1),
-          color: colour("--line-0"), thickness: 1.5, width: 3,
+          color: color("--line-0"), thickness: 1.5, width: 3,
         },
       },
     ],
@@ -402,11 +402,11 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
 function hillChart({ name, hill }, layer) {
   const curve = hill[layer];
   const { k, xi, xi_low: low, xi_high: high, gaussian_xi: gaussian } = curve;
-  const bands = [bandOf(k, low, high, colour("--line-0", 0.18))];
-  if (curve.gaussian_low) bands.push(bandOf(k, curve.gaussian_low, curve.gaussian_high, colour("--line-2", 0.18)));
+  const bands = [bandOf(k, low, high, color("--line-0", 0.18))];
+  if (curve.gaussian_low) bands.push(bandOf(k, curve.gaussian_low, curve.gaussian_high, color("--line-2", 0.18)));
   const line = (y, label, variable, dash, ends) => ({
     x: k, y, ...ends, name: label, mode: "lines", hovertemplate: "%{y:.3~g}",
-    line: { color: colour(variable), dash, width: 2.5 },
+    line: { color: color(variable), dash, width: 2.5 },
   });
   return {
     traces: bands.concat([
@@ -468,7 +468,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const PLOTLY_DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
 const SYMBOLS = { "o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "P": "cross", "X": "x", "*": "star", ".": "circle", "x": "x-thin-open" };
 
-/** A colour that was chosen for white paper, against the page: lighter in the dark, and never black. */
+/** A color that was chosen for white paper, against the page: lighter in the dark, and never black. */
 function onPage(hex, alpha = 1) {
   const channels = [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
   const light = (0.3 * channels[0] + 0.59 * channels[1] + 0.11 * channels[2]) / 255;
@@ -489,9 +489,9 @@ function panelChart({ title, labels, scales, limits, lines }, name) {
   };
   const bands = lines
     .filter(({ low }) => low.length)
-    .map(({ x, low, high, colour: hex }) => bandOf(x, low, high, onPage(hex, Math.max(0.05, 0.3 / lines.length))));
+    .map(({ x, low, high, color: hex }) => bandOf(x, low, high, onPage(hex, Math.max(0.05, 0.3 / lines.length))));
   return {
-    traces: bands.concat(lines.map(({ label, x, y, low, high, colour: hex, dash, marker }) => ({
+    traces: bands.concat(lines.map(({ label, x, y, low, high, color: hex, dash, marker }) => ({
       x, y, low, high, name: plain(label), hovertemplate: "%{y:.3~g}",
       mode: !dash ? "markers" : marker ? "lines+markers" : "lines",
       line: { color: onPage(hex), width: 2, dash: PLOTLY_DASHES[dash] ?? "solid" },
@@ -508,7 +508,7 @@ function panelChart({ title, labels, scales, limits, lines }, name) {
 /** The lines of all panels, each once. */
 function keyOf(panels) {
   const known = new Map(panels.flatMap(({ lines }) => lines).filter(({ label }) => label).map((each) => [each.label, each]));
-  return [...known.values()].map(({ label, colour: hex, dash, marker }) => {
+  return [...known.values()].map(({ label, color: hex, dash, marker }) => {
     const swatch = create("span", { className: dash ? "swatch" : "dot" });
     swatch.style.color = onPage(hex);
     if (dash) swatch.style.borderTopStyle = { "--": "dashed", ":": "dotted", "-.": "dashed" }[dash] ?? "solid";

@@ -20,7 +20,7 @@ class Line:
     label: str  # empty for what the legend leaves out
     x: Sequence[float]
     y: Sequence[float]
-    colour: str
+    color: str
     dash: Any = "-"  # as Matplotlib has it
     marker: str = ""
     width: float = 1.5
@@ -58,7 +58,7 @@ class Figure:
 def activation_line(
     activation: str, label: str, x: Sequence[float], y: Sequence[float], **options: Any
 ) -> Line:
-    """In the colour, dash and width that the activation has in every figure."""
+    """In the color, dash and width that the activation has in every figure."""
     look = style.line(activation)
     chosen = {"dash": look["linestyle"], "width": look["linewidth"], **options}
     return Line(label, x, y, look["color"], **chosen)

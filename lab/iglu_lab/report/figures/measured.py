@@ -17,7 +17,7 @@ from iglu_lab.report.figures.description import Figure, Line, Panel, activation_
 from iglu_lab.report.gather import Gathered
 from iglu_lab.report.second_round import samples_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
-from iglu_lab.stats.style import colour
+from iglu_lab.stats.style import color
 
 _MOST_LINES = 12  # of curves in one figure
 _MOST_OF_A_KIND = 6
@@ -131,7 +131,7 @@ def _shots(found: Gathered) -> Iterator[Figure]:
 def _shot_panel(samples: Sequence[Sample], metric: str) -> Panel:
     lines = []
     for place, sample in enumerate(samples):
-        look = colour(sample.activation)
+        look = color(sample.activation)
         found = sample.estimate(metric)
         if found is not None:
             lines.append(Line("", (found.value,), (place,), look, "", "o"))

@@ -44,11 +44,11 @@ def draw_panel(axis: Any, panel: Panel) -> None:
     """Onto axes of Matplotlib."""
     for line in panel.lines:
         axis.plot(
-            line.x, line.y, label=line.label or "_", color=line.colour, linestyle=line.dash or "none",
+            line.x, line.y, label=line.label or "_", color=line.color, linestyle=line.dash or "none",
             marker=line.marker or None, markersize=3 if line.marker == "." else 4, linewidth=line.width,
         )  # fmt: skip
         if len(line.low):
-            axis.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.12, linewidth=0)
+            axis.fill_between(line.x, line.low, line.high, color=line.color, alpha=0.12, linewidth=0)
     axis.set(xlabel=panel.labels[0], ylabel=panel.labels[1], title=panel.title)
     axis.set(xscale=panel.scales[0], yscale=panel.scales[1])
     for limits, place in zip(panel.limits, (axis.set_xlim, axis.set_ylim), strict=True):
@@ -71,4 +71,4 @@ def _line_numbers(line: Line) -> dict[str, Any]:
         name: [float(f"{value:.5g}") for value in getattr(line, name)] for name in ("x", "y", "low", "high")
     }
     dash = line.dash if isinstance(line.dash, str) else "-."
-    return {"label": line.label, "colour": line.colour, "dash": dash, "marker": line.marker, **columns}
+    return {"label": line.label, "color": line.color, "dash": dash, "marker": line.marker, **columns}

@@ -459,7 +459,12 @@ def test_what_cannot_be_rewritten_is_left_with_its_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return partly_scaled(super().forward(x))
 
+    class Default(nn.Linear):
+        def forward(self, x: Tensor, act: Callable[[Tensor], Tensor] = F.relu) -> Tensor:
+            return act(super().forward(x))
+
     for model, reason in [
+        (Default(4, 4), "default value of an argument"),
         (Starred(4, 4), "arguments are not written out"),
         (Value(4, 4), "passed on as a value"),
         (Slope(), "tensor as a parameter"),

@@ -159,6 +159,8 @@ def _why_not_call(site: CallSite, scan: Scan) -> str:
             return f"{argument} is another object in this nested function"
         if argument is None or argument in _assigned_names(step.function.__code__):
             return "the function does not keep its module in its first argument"
+    if use.context.is_default:
+        return "it is the default value of an argument"
     if use.context.is_discarded:
         return "its result is discarded: it changes its input in place, which a module does not"
     if use.call is not None and not isinstance(site.value, type):

@@ -43,6 +43,7 @@ class Context(NamedTuple):
     is_nested: bool = False  # in a function or comprehension inside the function
     hidden: frozenset[str] = frozenset()  # arguments of those functions
     is_discarded: bool = False  # a statement of its own
+    is_default: bool = False  # of an argument of the function
     alias: str | None = None  # the local variable that the value is assigned to
 
 
@@ -284,7 +285,7 @@ class Scan:
         """The function that is called, or handed on, there; None if its source is of no use."""
         use, value, step = site.use, site.value, site.step
         function = plain_function(value)
-        if function is None or use.key is not None or site.make is not None:
+        if function is None or use.key is not None or use.context.is_default or site.make is not None:
             return None
         if str(function.__module__).partition(".")[0] == "torch" or read_function(function.__code__) is None:
             return None
@@ -359,7 +360,10 @@ def _uses(code: types.CodeType) -> tuple[Use, ...]:
     source = read_function(code)
     if source is None:
         return ()
-    return tuple(use for statement in source.node.body for use in _uses_in(statement, Context()))
+    arguments, default = source.node.args, Context(is_default=True)
+    defaults = [*arguments.defaults, *filter(None, arguments.kw_defaults)]
+    parts = [*((each, default) for each in defaults), *((each, Context()) for each in source.node.body)]
+    return tuple(use for tree, context in parts for use in _uses_in(tree, context))
 
 
 def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:

@@ -1,4 +1,4 @@
-"""What PyTorch asks of its own operators, of ours: arguments in every guise, derivatives in every mode."""
+"""Our operators pass the checks of PyTorch's own: arguments in every layout, derivatives in every mode."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def assert_same(got: Any, expected: Any, dtype: torch.dtype = torch.float64) -> 
     torch.testing.assert_close(got, expected, rtol=8 * eps, atol=8 * eps)
 
 
-# -- guises -----------------------------------------------------------------------------------------------
+# -- layouts ----------------------------------------------------------------------------------------------
 
 
 def with_gaps(x: Tensor) -> Tensor:
     return torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
 
 
-def turned(x: Tensor) -> Tensor:
+def reversed_strides(x: Tensor) -> Tensor:
     """Contiguous in the opposite order, in the middle of something larger."""
     around = torch.full((x.numel() + 2,), torch.nan, dtype=x.dtype)
     inside = around[1:-1].view(*reversed(x.shape)).permute(*reversed(range(x.dim())))
@@ -65,31 +65,36 @@ def negated(x: Tensor) -> Tensor:
     return torch.complex(x.to(wide), -x.to(wide)).conj().imag.to(x.dtype)
 
 
-GUISES = {"with gaps": with_gaps, "turned": turned, "negated": negated, "copy on write": torch._lazy_clone}
+LAYOUTS = {
+    "with gaps": with_gaps,
+    "reversed strides": reversed_strides,
+    "negated": negated,
+    "copy on write": torch._lazy_clone,
+}
 
 
-def test_the_guises_are_what_they_say() -> None:
+def test_the_layouts_are_what_they_say() -> None:
     x = sample("iglu")[0]
-    for guise in GUISES.values():
-        assert torch.equal(guise(x), x)
+    for layout in LAYOUTS.values():
+        assert torch.equal(layout(x), x)
     assert not with_gaps(x).is_contiguous()
-    assert turned(x).stride() == (1, 4, 12)
+    assert reversed_strides(x).stride() == (1, 4, 12)
     assert negated(x).is_neg()
     assert torch._C._is_cow_tensor(torch._lazy_clone(x))
 
 
 @every_operator
 @both
-@pytest.mark.parametrize("guise", GUISES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_argument_and_the_gradient_may_come_in_any_guise(name, approximate, guise, dtype) -> None:
+def test_any_argument_and_the_gradient_may_come_in_any_layout(name, approximate, layout, dtype) -> None:
     inputs = sample(name, dtype)
     grad = sample("iglu", dtype, seed=1)[0]
     expected = results(name, inputs, approximate, grad)
     for place in range(len(inputs)):
-        changed = [GUISES[guise](each) if i == place else each for i, each in enumerate(inputs)]
+        changed = [LAYOUTS[layout](each) if i == place else each for i, each in enumerate(inputs)]
         assert_same(results(name, changed, approximate, grad), expected, dtype)
-    assert_same(results(name, inputs, approximate, GUISES[guise](grad)), expected, dtype)
+    assert_same(results(name, inputs, approximate, LAYOUTS[layout](grad)), expected, dtype)
 
 
 @both

@@ -177,7 +177,7 @@ def test_the_gain_of_a_normalizer_free_network_agrees_with_timms_own(name: str) 
     from timm.models import nfnet
 
     # timm's constants were measured on a finite sample.
-    assert nfnet._nonlin_gamma.answer(name) == pytest.approx(dict(nfnet._nonlin_gamma)[name], rel=0.01)
+    assert nfnet._nonlin_gamma.value_of(name) == pytest.approx(dict(nfnet._nonlin_gamma)[name], rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["iglu:0.5", "iglu:learnable=0.5"])

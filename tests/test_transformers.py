@@ -582,7 +582,7 @@ def test_unknown_names_in_a_config_raise_with_the_nearest() -> None:
 
 def test_a_learnable_name_looked_up_in_forward_raises_instead_of_never_learning() -> None:
     model = mamba(hidden_act="iglu:learnable")
-    with pytest.raises(ValueError, match="looked up anew at every forward"):
+    with pytest.raises(ValueError, match="looked up again at every forward"):
         output(model)
     output(mamba(hidden_act="iglu:0.5"))
 

@@ -1,14 +1,14 @@
-"""The corrections of one layer in closed form, from what it is given and what it should give.
+"""The corrections of one layer in closed form, from its inputs before and after the swap.
 
-For a linear layer W h + b that is given h' in the place of h:
+For a linear layer W h + b whose input becomes h' instead of h:
 
 - *shift*: b' = b + mean(W h + b) - mean(W h' + b);
 - *least squares*: W' and b' that minimize the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
-  ridge is RIDGE times the mean variance of an entry of h'.  All that is kept of the batches are the sums of
-  h' h'^T and of h' e^T, e being the difference;
-- *batch norm*: mean and variance such that every channel of the output has the mean and the variance that it
-  had.  Where those that the layer kept are the ones of these batches, that is their mean and variance anew;
-  where they are not, because the inputs are others than in training, only the change is taken up.
+  ridge is RIDGE times the mean variance of an entry of h'.  Only the sums of h' h'^T and of h' e^T, with the
+  difference e, are kept of the batches;
+- *batch norm*: a running mean and variance that give every channel of the output the mean and the variance
+  that it had before.  If the layer's statistics are those of these batches, the new ones are too; if they
+  are not, because the batches differ from the training data, only the change is corrected.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Layer:
 
     @property
     def fan_in(self) -> int:
-        """The inputs of one output; fewer rows than that tell too little."""
+        """The number of inputs of one output; least squares needs at least as many rows."""
         return self.weight.numel() // self.weight.shape[1 if self._is_transposed else 0]
 
     def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -211,8 +211,8 @@ def _renew_norm(
         raise CannotCorrectError("fewer than two values a channel")
     old_mean, old_var = (_wide(remember(tensor)) for tensor in (norm.running_mean, norm.running_var))
     scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
-    # It gives scale (x - mean)/spread + offset.  A channel that does not vary tells nothing of its spread,
-    # and one whose scale is 0 nothing at all.
+    # The output is scale (x - mean)/spread + offset.  The spread of a channel that does not vary cannot be
+    # corrected, and a channel whose scale is 0 not at all.
     ratio = (variance / wanted_variance).sqrt()
     spread = (old_var + norm.eps).sqrt()
     new_spread = spread * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1)

@@ -154,8 +154,8 @@ def to_relu(
 ) -> Recalibration:
     """Replace every IGLU of ``model`` by an exact ``nn.ReLU``, in place, and recalibrate.
 
-    The record tells the share of exact zeros that each activation gives; its ``undo()`` brings the IGLUs
-    back, too.
+    The record has the share of exact zeros in the output of each activation; its ``undo()`` also restores the
+    IGLUs.
 
     Args:
         model: A model with IGLU modules; other activations stay.

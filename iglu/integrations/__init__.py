@@ -20,15 +20,15 @@ from torch import nn
 from iglu import zoo
 
 
-class Grammar(dict[str, Any]):
-    """A table that also has every name of ours, with the value ``answer(name)``.
+class NameTable(dict[str, Any]):
+    """A dict that also has every name of the zoo as a key, with the value ``value_of(name)``.
 
-    Its own names keep their meaning.  A mixin for subclasses of dict that define ``answer``.
+    Names that the dict already has keep their meaning.  Subclasses may override ``value_of``.
     """
 
     @staticmethod
-    def answer(name: str) -> Any:
-        """By default: something that makes the activation."""
+    def value_of(name: str) -> Any:
+        """By default a function that creates the activation."""
         return maker(name)
 
     def __missing__(self, name: str) -> Any:
@@ -38,7 +38,7 @@ class Grammar(dict[str, Any]):
             if is_ours(name):
                 raise  # ours, but malformed
             raise KeyError(str(error)) from None
-        return self.answer(name)
+        return self.value_of(name)
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (is_ours(name) and bool(zoo.parse(str(name))))

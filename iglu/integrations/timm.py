@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from iglu import zoo
-from iglu.integrations import Grammar, require
+from iglu.integrations import NameTable, require
 
 
 def register() -> None:
@@ -25,20 +25,20 @@ def register() -> None:
 
     Names that timm has keep their meaning.  Calling it again changes nothing."""
     tables, nfnet = require("timm", "layers.create_act", "models.nfnet")
-    _teach(tables, "_ACT_LAYER_DEFAULT", Grammar)
+    _teach(tables, "_ACT_LAYER_DEFAULT", NameTable)
     _teach(tables, "_ACT_FN_DEFAULT", _Functions)
     _teach(nfnet, "_nonlin_gamma", _Gammas)
 
 
-def _teach(module: Any, name: str, kind: type[Grammar]) -> None:
+def _teach(module: Any, name: str, kind: type[NameTable]) -> None:
     table = getattr(module, name)
-    if not isinstance(table, Grammar):
+    if not isinstance(table, NameTable):
         setattr(module, name, kind(table))
 
 
-class _Functions(Grammar):
+class _Functions(NameTable):
     @staticmethod
-    def answer(name: str) -> Callable[..., Tensor]:
+    def value_of(name: str) -> Callable[..., Tensor]:
         if zoo.parse(name).learnable:
             raise ValueError(
                 f"timm asks for a function here, which cannot hold the learnable sigma of {name!r}: fix it, "
@@ -53,11 +53,11 @@ def _apply(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
     return result
 
 
-class _Gammas(Grammar):
+class _Gammas(NameTable):
     """What keeps the variance in a network without normalizers: 1/std f(X) for a standard normal X."""
 
     @staticmethod
-    def answer(name: str) -> float:
+    def value_of(name: str) -> float:
         x = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
         weight = torch.exp(-x * x / 2)
         weight /= weight.sum()

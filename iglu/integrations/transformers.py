@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from iglu import zoo
-from iglu.integrations import Grammar, require
+from iglu.integrations import NameTable, require
 from iglu.modules import SigmaModule, is_known, shape_parameters
 from iglu.surgery.activations import is_activation, is_activation_name, name_of, signature
 from iglu.surgery.record import Change, change
@@ -70,12 +70,12 @@ def register() -> None:
     ``import iglu`` does this as soon as transformers is imported too; call it yourself for an error if it
     fails.  Names that transformers has keep their meaning.  Calling it again changes nothing."""
     activations, modeling = require("transformers", "activations", "modeling_utils")
-    if not isinstance(activations.ACT2FN, Grammar):
+    if not isinstance(activations.ACT2FN, NameTable):
         # In place, since every model's module holds a reference to this object.
         activations.ACT2FN.__class__ = _instantiating(type(activations.ACT2FN))
-    if not isinstance(activations.ACT2CLS, Grammar):
+    if not isinstance(activations.ACT2CLS, NameTable):
         # A plain dict cannot change its class: put another in its place wherever it was imported.
-        old, new = activations.ACT2CLS, Grammar(activations.ACT2CLS)
+        old, new = activations.ACT2CLS, NameTable(activations.ACT2CLS)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
                 vars(module)["ACT2CLS"] = new
@@ -88,14 +88,14 @@ def register() -> None:
 
 
 def _instantiating(base: type) -> type:
-    class Activations(Grammar, base):  # type: ignore[misc]
+    class Activations(NameTable, base):  # type: ignore[misc]
         """transformers' table, which makes an instance at each lookup."""
 
         @staticmethod
-        def answer(name: str) -> Any:
+        def value_of(name: str) -> Any:
             if zoo.parse(name).learnable and _in_a_forward():
                 raise ValueError(
-                    f"{name!r} is looked up anew at every forward of this model, so its sigma could not be "
+                    f"{name!r} is looked up again at every forward of this model, so its sigma could not be "
                     "learned: use a fixed sigma here."
                 )
             return functools.partial(zoo.create, name)

@@ -1,4 +1,4 @@
-"""Tell whether a model's parameters still look like initial values.
+"""Check whether a model's parameters still look like initial values.
 
 The tails of an untrained model are those of its random weights: nearly Gaussian, and scaled by the
 initialization.  They say nothing about a sigma for training.

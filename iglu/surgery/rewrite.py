@@ -93,7 +93,7 @@ class Rewritten:
         self.__init__(*arguments, **options)  # type: ignore[misc]
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Do not tell the original class, which may keep a register of its subclasses."""
+        """Skip the method of the original class, which might register its subclasses."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle by the original class and the edits: the generated class is in no module."""

@@ -13,7 +13,7 @@ import argparse
 import pathlib
 
 from iglu_lab.report.gather import gather
-from iglu_lab.report.second_round import FIXED_RATE, chosen_rate, pilot_means
+from iglu_lab.report.planned import FIXED_RATE, chosen_rate, pilot_means
 from iglu_lab.storage import RESULTS
 
 

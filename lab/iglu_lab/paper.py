@@ -11,6 +11,9 @@ from iglu_lab.storage import read_toml
 
 RUN_TABLES = (2, 3, 4)  # the tables of training runs
 
+# Of Table 4: the mean over test batches of 128 of the mean accuracy over the classes in a batch.
+BALANCED = "test_acc_batch_balanced"
+
 
 class Published(NamedTuple):
     """One number of a table; ``right`` is the corrected value, to compare with."""
@@ -47,6 +50,11 @@ class Column(NamedTuple):
     @property
     def recipe(self) -> Recipe:
         return self.question.recipe
+
+    @property
+    def plain_metric(self) -> str:
+        """The metric that decides between activations of ours: accuracy is that of the whole test set."""
+        return "test_acc" if self.metric == BALANCED else self.metric
 
 
 class RunTable(NamedTuple):

@@ -27,7 +27,7 @@ from iglu_lab.paper import Published
 from iglu_lab.recipes import RECIPES, Recipe
 from iglu_lab.report.content import EpochCurve
 from iglu_lab.report.figures import measured
-from iglu_lab.report.second_round import chosen_rate
+from iglu_lab.report.planned import chosen_rate
 from iglu_lab.report.sigmas import suggested_sigma
 from iglu_lab.report.summary import loss_table
 from iglu_lab.runs.folder import Row, Run

@@ -158,7 +158,9 @@ def test_equivalence_is_the_90_per_cent_interval_inside_a_margin(
 def test_the_summary_lists_the_best_first_and_says_what_was_not_planned() -> None:
     def one(activation: str, value: float, p_value: float, diverged: int = 0) -> Difference:
         found = Estimate(value, value - 0.5, value + 0.5, 4, 0.3)
-        return Difference(activation, "relu", "perplexity", found, p_value, 0.0, diverged, 10.0)
+        return Difference(
+            activation, "relu", "perplexity", found, p_value, diverged=diverged, reference_mean=10.0
+        )
 
     found = (
         one("gelu", -9.0, 0.001), one("iglu:0.5", 3.0, 0.001, diverged=1), one("iglu:1", 2.0, 0.001),

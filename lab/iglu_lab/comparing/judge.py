@@ -15,7 +15,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from iglu_lab.comparing.plan import FEWEST_SEEDS, LEVEL
-from iglu_lab.stats.contrasts import Category, MeanDifference, common_seeds, judge, paired
+from iglu_lab.stats.contrasts import (
+    Category,
+    MeanDifference,
+    against_diverged,
+    common_seeds,
+    judge,
+    paired,
+)
 from iglu_lab.stats.statistics import minimum_detectable_difference, seeds_needed
 
 _UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # p = 1, and in no margin
@@ -58,7 +65,7 @@ def judge_all(
         if difference is None or reasons[name]:
             verdicts[name] = Verdict(None, difference, reason=reasons[name])
             continue
-        category, reason = _against_diverged(found[name].category, cases[name])
+        category, reason = _with_diverged(found[name].category, cases[name])
         sd = difference.error * math.sqrt(difference.seeds) / math.sqrt(2)
         needed = seeds_needed(margin, sd, strictest) if margin and category == "inconclusive" else None
         detectable = minimum_detectable_difference(difference.seeds, sd, strictest)
@@ -81,9 +88,12 @@ def _reason(difference: MeanDifference | None, case: Case) -> str:
     return ""
 
 
-def _against_diverged(category: Category, case: Case) -> tuple[Category, str]:
-    if case.diverged and category in ("better", "equivalent"):
-        return "inconclusive", f"{category} without its {case.diverged} diverged"
-    if case.reference_diverged and category in ("worse", "equivalent"):
-        return "inconclusive", f"{category} without {case.reference_diverged} diverged of the reference"
-    return category, ""
+def _with_diverged(category: Category, case: Case) -> tuple[Category, str]:
+    """The category, and what the numbers alone would say if that differs."""
+    result = against_diverged(category, case.diverged, case.reference_diverged)
+    if result == category:
+        return category, ""
+    whose = f"its {case.diverged} diverged"
+    if against_diverged(category, case.diverged, 0) == category:
+        whose = f"{case.reference_diverged} diverged of the reference"
+    return result, f"{category} without {whose}"

@@ -2,7 +2,7 @@
 
 p-values are of the paired t-test, Holm-adjusted over all differences to the same reference in the grid that
 was planned (without a plan: in the setting): rule 6 of results/evidence/README.md, applied to GELU as well.
-Grids of the second round name their comparisons in the plan instead: see :mod:`iglu_lab.report.second_round`.
+Grids of the second round name their comparisons in the plan instead: see :mod:`iglu_lab.report.planned`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _differences(task: ComparedTask, reference: str, metric: str) -> list[Differ
         Difference(
             name, reference, metric, difference,
             published=published_difference(task.setting, name, reference, metric),
-            diverged=len(sample.diverged), reference_mean=mean,
+            diverged=len(sample.diverged), reference_diverged=len(other.diverged), reference_mean=mean,
         )
         for name, sample in task.samples.items()
         if name != reference and (difference := sample.minus(other, metric)) is not None
@@ -101,7 +101,7 @@ def _differences(task: ComparedTask, reference: str, metric: str) -> list[Differ
 def published_difference(setting: Recipe, activation: str, reference: str, metric: str) -> float | None:
     """In the column of the paper that asks the same question, one run each."""
     for column in itertools.chain.from_iterable(paper.run_table(each).columns for each in paper.RUN_TABLES):
-        is_named = column.metric == metric and {activation, reference} <= column.numbers.keys()
+        is_named = column.plain_metric == metric and {activation, reference} <= column.numbers.keys()
         if is_named and column.question.is_asked_by(setting):
             return column.numbers[activation].right - column.numbers[reference].right
     return None

@@ -13,7 +13,7 @@ from iglu_lab.recipes import Recipe
 from iglu_lab.report.figures.description import Figure
 from iglu_lab.report.verdicts import Verdict
 from iglu_lab.stats.comparison import Sample, lower_is_better
-from iglu_lab.stats.contrasts import Category, MeanDifference
+from iglu_lab.stats.contrasts import Category, MeanDifference, against_diverged
 from iglu_lab.stats.statistics import Estimate
 from iglu_lab.stats.tabulate import Table
 
@@ -69,6 +69,7 @@ class Difference:
     p_value: float = math.nan  # Holm-adjusted over all differences to the same reference in the grid
     published: float | None = None  # the paper's own, one run each
     diverged: int = 0  # seeds of the activation without a number
+    reference_diverged: int = 0
     reference_mean: float = math.nan
 
     @property
@@ -92,14 +93,11 @@ class Difference:
     @property
     def category(self) -> Category:
         """Significance first, then equivalence.  A diverged seed counts against its activation."""
-        is_significant = self.p_value < LEVEL
-        if is_significant and self.gain.value < 0:
-            return "worse"
-        if self.diverged:
-            return "inconclusive"
-        if is_significant:
-            return "better"
-        return "equivalent" if self.margin else "inconclusive"
+        if self.p_value < LEVEL:
+            found: Category = "better" if self.gain.value > 0 else "worse"
+        else:
+            found = "equivalent" if self.margin else "inconclusive"
+        return against_diverged(found, self.diverged, self.reference_diverged)
 
     @property
     def within(self) -> str:

@@ -138,7 +138,7 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
         used |= {full} & samples.keys()
         ours = [samples.get(full, {}).get(name) for name in table.rows]
         for column in group:
-            heading, metric = column.heading, column.metric
+            heading, metric, plain = column.heading, column.metric, column.plain_metric
             published = [column.numbers.get(name) for name in table.rows]
             gaps = [_gap(each, metric, number) for each, number in zip(ours, published, strict=True)]
             label = METRIC_LABELS[metric]
@@ -147,15 +147,17 @@ def _run_table(table: paper.RunTable, samples: Samples) -> tuple[Table, set[Reci
             ]
             columns[heading, f"{label}: ours"] = _ours_column(ours, metric)
             columns[heading, f"{label}: difference"] = [*gaps]
+            if plain != metric:
+                columns[heading, f"{METRIC_LABELS[plain]}: ours"] = _ours_column(ours, plain)
         reduced = reduced_setting(samples, column.question)
         if reduced is not None:
             used.add(reduced)
             of, heading = samples[reduced], f"{heading}: reduced"
             chosen = [of.get(name) for name in table.rows]
-            columns[heading, label] = _ours_column(chosen, metric)
+            columns[heading, METRIC_LABELS[plain]] = _ours_column(chosen, plain)
             for reference in REFERENCES:
                 columns[heading, f"- {zoo.ZOO[reference].label}"] = [
-                    _difference_cell(each, of, reference, metric) for each in chosen
+                    _difference_cell(each, of, reference, plain) for each in chosen
                 ]
     title = f"Table {table.number}. {table.caption}"
     notes = (f"The paper: {table.setup}.", _OURS_NOTE, MARKING_RULE, *_errata_of(table.number))

@@ -25,8 +25,8 @@ METRIC_LABELS = {
     "test_acc_many": "many-shot, %", "test_acc_medium": "medium-shot, %", "test_acc_few": "few-shot, %",
     "bits_per_byte": "bits per byte", "train_loss": "training loss",
     "test_acc_batch_balanced": "batch-balanced accuracy, %", "final_acc": "accuracy on the last tasks, %",
-    "acc_gap": "accuracy minus that of a fresh network", "recovery_acc": "accuracy after large inputs, %",
-    "dead_units": "share of dead units",
+    "acc_gap": "accuracy minus that of a fresh network", "dead_units": "share of dead units",
+    "recovery_acc": "accuracy after large inputs, %",
 }  # fmt: skip
 _DIGITS = {"test_loss": 3, "train_loss": 3, "bits_per_byte": 3, "alpha": 1}
 

@@ -112,6 +112,19 @@ def _contrasts(values: Values, plus: Sequence[str], minus: Sequence[str]) -> dic
     return {seed: one[seed] - other[seed] for seed in seeds}
 
 
+def against_diverged(category: Category, lost: int, other_lost: int) -> Category:
+    """The category where ``lost`` runs of the activation and ``other_lost`` of the other one diverged: such a
+    run has no number and counts against its side, which is then neither better nor equivalent.
+
+    >>> against_diverged("better", 1, 0), against_diverged("worse", 1, 0), against_diverged("worse", 0, 1)
+    ('inconclusive', 'worse', 'inconclusive')
+    """
+    is_undecided = (lost and category in ("better", "equivalent")) or (
+        other_lost and category in ("worse", "equivalent")
+    )
+    return "inconclusive" if is_undecided else category
+
+
 _MARGIN_WORDS = {(0.5, "points"): "half a point", (1.0, "points"): "one point"}
 
 

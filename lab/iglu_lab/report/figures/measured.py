@@ -15,7 +15,7 @@ from iglu_lab.report.content import EpochCurve
 from iglu_lab.report.curves import CURVED, bounds, epoch_curves
 from iglu_lab.report.figures.description import Figure, Line, Panel, activation_line, key_of
 from iglu_lab.report.gather import Gathered
-from iglu_lab.report.second_round import samples_of
+from iglu_lab.report.planned import samples_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
 from iglu_lab.stats.style import color
 

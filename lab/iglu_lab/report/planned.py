@@ -1,0 +1,188 @@
+"""The comparisons that a plan names, judged by rules 11, 12 and 16 of results/evidence/README.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from iglu_lab.report.gather import PlannedGrid
+from iglu_lab.stats.comparison import Sample, counted, lower_is_better, samples
+from iglu_lab.stats.contrasts import (
+    Category,
+    ComparisonResult,
+    MeanDifference,
+    Values,
+    against_diverged,
+    blocked,
+    common_seeds,
+    judge,
+    paired,
+)
+from iglu_lab.stats.statistics import estimate, paired_difference
+from iglu_lab.sweep.grid import Contrast
+
+DEFAULT_MARGIN = 0.5  # points, where a plan names none
+FIXED_RATE = 1e-3  # of the grid learning-rate, at which every activation is judged as well
+
+Key = tuple[str, float]  # activation and learning rate
+
+
+class Judged(NamedTuple):
+    """A comparison of a family, and how many runs of either side diverged."""
+
+    family: str  # "primary"
+    result: ComparisonResult
+    lost: tuple[int, int] = (0, 0)
+
+    @property
+    def category(self) -> Category:
+        return against_diverged(self.result.category, *self.lost)
+
+    @property
+    def is_significant(self) -> bool:
+        return self.category in ("better", "worse")
+
+    def describe(self, unit: str = "points") -> str:
+        text = self.result.describe(unit)
+        if self.category == self.result.category:
+            return text
+        return f"inconclusive: {text} without {counted(sum(self.lost), 'diverged run')}"
+
+
+def samples_of(planned: PlannedGrid) -> dict[Key, Sample]:
+    """By activation and learning rate: the settings of a grid may differ in the rate."""
+    return {
+        (name, setting.lr): sample for setting, of in planned.samples.items() for name, sample in of.items()
+    }
+
+
+def values_of(planned: PlannedGrid, metric: str) -> dict[str, dict[int, float]]:
+    """By activation, where each has one learning rate."""
+    return {name: sample.values(metric) for (name, _), sample in samples_of(planned).items()}
+
+
+def differences(
+    planned: PlannedGrid, values: Values, contrasts: Sequence[Contrast]
+) -> dict[str, MeanDifference]:
+    """Of the contrasts whose activations have at least two seeds in common, with blocks all activations."""
+    is_blocked = planned.plan.model == "blocks"
+    found = {}
+    for each in contrasts:
+        names = {*each.plus, *each.minus, *(values if is_blocked else ())}
+        if len(common_seeds({name: values.get(name, {}) for name in names})) > 1:
+            found[each.text] = (blocked if is_blocked else paired)(values, each.plus, each.minus)
+    return found
+
+
+class _Compared(NamedTuple):
+    """A difference and the samples on either side of it."""
+
+    difference: MeanDifference
+    plus: Sequence[Key]
+    minus: Sequence[Key]
+
+
+def judged_contrasts(planned: PlannedGrid) -> list[Judged]:
+    """The primary and the secondary family, each adjusted by itself."""
+    plan, values = planned.plan, values_of(planned, planned.plan.metric)
+    rates = dict(samples_of(planned).keys())
+
+    def compared(contrasts: Sequence[Contrast]) -> dict[str, _Compared]:
+        sides = {
+            each.text: [[(name, rates[name]) for name in side if name in rates] for side in each[1:]]
+            for each in contrasts
+        }
+        found = differences(planned, values, contrasts)
+        return {text: _Compared(each, *sides[text]) for text, each in found.items()}
+
+    return [
+        *_judge_family(planned, "primary", compared(plan.primary), plan.level),
+        *_judge_family(planned, "secondary", compared(plan.secondary)),
+    ]
+
+
+def _judge_family(
+    planned: PlannedGrid, family: str, compared: Mapping[str, _Compared], level: float = 0.05
+) -> list[Judged]:
+    plan, known = planned.plan, samples_of(planned)
+
+    def lost(keys: Sequence[Key]) -> int:
+        return sum(len(known[key].diverged) for key in dict.fromkeys(keys))
+
+    results = judge(
+        {text: each.difference for text, each in compared.items()},
+        plan.margin or DEFAULT_MARGIN,
+        lower_is_better(plan.metric),
+        level,
+    )
+    return [
+        Judged(family, each, (lost(compared[each.text].plus), lost(compared[each.text].minus)))
+        for each in results
+    ]
+
+
+# -- learning rates ------------------------------------------------------------------------------------
+
+
+def chosen_rates(planned: PlannedGrid) -> dict[str, float]:
+    """By activation the rate that its plan chose: the one that is not the fixed one, if there are two."""
+    rates: dict[str, list[float]] = {}
+    for name, rate in samples_of(planned):
+        rates.setdefault(name, []).append(rate)
+    return {name: next((rate for rate in of if rate != FIXED_RATE), FIXED_RATE) for name, of in rates.items()}
+
+
+def judged_rates(planned: PlannedGrid) -> list[Judged]:
+    """The pairs at the chosen rates and at the fixed one, and their interactions, each a family."""
+    plan, rates = planned.plan, chosen_rates(planned)
+    values = {key: sample.values(plan.metric) for key, sample in samples_of(planned).items()}
+
+    def gap(one: Key, other: Key) -> dict[int, float]:
+        first, second = values.get(one, {}), values.get(other, {})
+        return {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
+
+    pairs: dict[str, _Compared] = {}
+    interactions: dict[str, _Compared] = {}
+    for text, (one,), (other,) in (*plan.primary, *plan.secondary):
+        fixed = [(one, FIXED_RATE), (other, FIXED_RATE)]
+        chosen = [(one, rates[one]), (other, rates[other])]
+        at_fixed, at_chosen = gap(*fixed), gap(*chosen)
+        if min(len(at_fixed), len(at_chosen)) < 2:
+            continue
+        mean = MeanDifference.of(estimate(at_fixed.values()))
+        pairs[f"{text}, at {FIXED_RATE:g}"] = _Compared(mean, fixed[:1], fixed[1:])
+        if chosen == fixed:
+            continue
+        mean = MeanDifference.of(estimate(at_chosen.values()))
+        pairs[f"{text}, at {rates[one]:g} and {rates[other]:g}"] = _Compared(mean, chosen[:1], chosen[1:])
+        change = paired_difference(at_chosen, at_fixed)
+        if change is not None and change.has_interval:
+            every = fixed + chosen  # a diverged run of any leaves the interaction undecided
+            interactions[f"{text}, interaction"] = _Compared(MeanDifference.of(change), every, every)
+    return [
+        *_judge_family(planned, "pairs", pairs),
+        *_judge_family(planned, "interactions", interactions),
+    ]
+
+
+def pilot_means(pilot: PlannedGrid) -> dict[str, dict[float, float]]:
+    """By activation and learning rate, the mean over seeds; a rate at which a run diverged has none."""
+    found: dict[str, dict[float, float]] = {}
+    for of in samples(pilot.recorded).values():
+        for name, sample in of.items():
+            means = found.setdefault(name, {})
+            mean = sample.estimate(pilot.plan.metric)
+            if mean is not None and not sample.diverged:
+                means[sample.setting.lr] = mean.value
+    return found
+
+
+def chosen_rate(means: Mapping[float, float], within: float = 0.0) -> float:
+    """The rate with the highest mean; of several within ``within`` of it, the one nearest to 1e-3.
+
+    >>> chosen_rate({3e-4: 50.0, 1e-3: 49.8, 3e-3: 40.0}), chosen_rate({3e-4: 50.0, 1e-3: 49.8}, within=0.3)
+    (0.0003, 0.001)
+    """
+    tied = [rate for rate, mean in means.items() if mean >= max(means.values()) - within]
+    return min(tied, key=lambda rate: abs(math.log(rate / FIXED_RATE)))

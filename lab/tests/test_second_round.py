@@ -25,6 +25,7 @@ from iglu_lab.report.summary import per_sigma_table
 from iglu_lab.report.tables import all_tables
 from iglu_lab.runs.archive import add_to_archive
 from iglu_lab.runs.folder import Run
+from iglu_lab.stats.style import BLUE
 from iglu_lab.stats.tabulate import Table
 from iglu_lab.storage import RESULTS, read_toml
 from iglu_lab.sweep.grid import read_grid
@@ -146,6 +147,21 @@ def test_the_metrics_of_each_activation_of_an_open_grid_are_shown_without_a_verd
         assert numbers["test loss"] == pytest.approx(1.5)
         assert numbers["few-shot, %"] == pytest.approx(20.0)
         assert numbers["tail relative to a Gaussian's"] == pytest.approx(0.8)
+
+
+def test_planned_comparisons_are_a_figure_with_the_better_side_on_the_right(tmp_path: Path) -> None:
+    found = write_grid(tmp_path, "tail", TAIL, tail_values(0.9, 0.0))
+    (figure,) = [each for each in measured_figures(found, ()) if each.key == "comparisons-tail"]
+    (panel,) = figure.panels
+    points = [line for line in panel.lines if line.marker]
+    bars = [line for line in panel.lines if not line.marker and line.x[0] != line.x[1]]
+    rows = table(found, "round2-tail").rows
+    assert panel.names == tuple(row[0].text for row in rows)
+    for row, point, bar in zip(rows, points, bars, strict=True):
+        assert point.x == (pytest.approx(row[2].number),)
+        assert bar.x[0] < point.x[0] < bar.x[1]
+    assert points[0].color == BLUE != points[1].color
+    assert {line.x[0] for line in panel.lines if line.dash == "--"} == {-0.5, 0.5}
 
 
 # -- paper-lt ------------------------------------------------------------------------------------------

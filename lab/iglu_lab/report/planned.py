@@ -75,6 +75,15 @@ def differences(
     return found
 
 
+def unit_of(metric: str) -> str:
+    return "units" if lower_is_better(metric) else "points"
+
+
+def judged(planned: PlannedGrid) -> list[Judged]:
+    """Every comparison of an open grid, by the rule of its plan."""
+    return judged_rates(planned) if planned.grid.title == "learning-rate" else judged_contrasts(planned)
+
+
 class _Compared(NamedTuple):
     """A difference and the samples on either side of it."""
 

@@ -18,13 +18,13 @@ from iglu_lab.report.planned import (
     Judged,
     chosen_rates,
     differences,
-    judged_contrasts,
-    judged_rates,
+    judged,
     pilot_means,
     samples_of,
+    unit_of,
     values_of,
 )
-from iglu_lab.stats.comparison import METRIC_LABELS, digits_of, lower_is_better
+from iglu_lab.stats.comparison import METRIC_LABELS, digits_of
 from iglu_lab.stats.statistics import estimate, t_quantile
 from iglu_lab.stats.tabulate import Table, estimated, numbered, p_cell
 
@@ -37,7 +37,7 @@ def second_round_tables(found: Gathered) -> list[Table]:
     tables = [_status(grids)]
     for planned in grids:
         if planned.samples:
-            tables += _judged(planned, found)
+            tables += _outcome_tables(planned, found)
     return tables
 
 
@@ -61,16 +61,15 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
 # -- outcomes ------------------------------------------------------------------------------------------
 
 
-def _judged(planned: PlannedGrid, found: Gathered) -> Iterator[Table]:
+def _outcome_tables(planned: PlannedGrid, found: Gathered) -> Iterator[Table]:
     """The outcomes, with the conclusion of the grid below them, and what else its rule asks for."""
+    comparisons = judged(planned)
     if planned.grid.title == "learning-rate":
-        judged = judged_rates(planned)
-        notes = [*_rates_conclusion(planned, judged), *_rate_losses(planned, found), _RATES_NOTE]
+        notes = [*_rates_conclusion(planned, comparisons), *_rate_losses(planned, found), _RATES_NOTE]
     else:
-        judged = judged_contrasts(planned)
         conclude = _CONCLUSIONS.get(planned.grid.title)
-        notes = [*(conclude(planned, judged) if conclude else []), _NOTE]
-    yield _outcomes_table(planned, judged, [*notes, *_diverged_note(planned)])
+        notes = [*(conclude(planned, comparisons) if conclude else []), _NOTE]
+    yield _outcomes_table(planned, comparisons, [*notes, *_diverged_note(planned)])
     if planned.plan.model == "blocks":
         yield from _published_table(planned)
     yield _activations_table(planned)
@@ -86,13 +85,12 @@ _RATES_NOTE = (
 )
 
 
-def _outcomes_table(planned: PlannedGrid, judged: Sequence[Judged], notes: Sequence[str]) -> Table:
+def _outcomes_table(planned: PlannedGrid, comparisons: Sequence[Judged], notes: Sequence[str]) -> Table:
     metric, title = planned.plan.metric, planned.grid.title
-    unit = "units" if lower_is_better(metric) else "points"
     rows = [
         (each.result.text, each.family, estimated(each.result.difference.estimate, digits_of(metric), "+"),
-         p_cell(each.result.p_value), each.describe(unit))
-        for each in judged
+         p_cell(each.result.p_value), each.describe(unit_of(metric)))
+        for each in comparisons
     ]  # fmt: skip
     headers = ("comparison", "family", "difference", "p, Holm-adjusted", "outcome")
     return Table.of(f"round2-{title}", f"Outcomes of the grid {title}", headers, rows, notes)
@@ -153,10 +151,10 @@ def _activations_table(planned: PlannedGrid) -> Table:
 # -- conclusions ---------------------------------------------------------------------------------------
 
 
-def _tail_conclusion(planned: PlannedGrid, judged: Sequence[Judged]) -> list[str]:
+def _tail_conclusion(planned: PlannedGrid, comparisons: Sequence[Judged]) -> list[str]:
     """Rule 13: the primary comparison is significant and both at sigma = 1 have the same sign."""
-    primary = next((each for each in judged if each.family == "primary"), None)
-    closest = next((each for each in judged if "closest output" in each.result.text), None)
+    primary = next((each for each in comparisons if each.family == "primary"), None)
+    closest = next((each for each in comparisons if "closest output" in each.result.text), None)
     if primary is None or closest is None:
         return []
     if not primary.is_significant:
@@ -167,7 +165,7 @@ def _tail_conclusion(planned: PlannedGrid, judged: Sequence[Judged]) -> list[str
     return [f"The heavy tail is {verb}: it {primary.describe()}."]
 
 
-def _paper_conclusion(planned: PlannedGrid, judged: Sequence[Judged]) -> list[str]:
+def _paper_conclusion(planned: PlannedGrid, comparisons: Sequence[Judged]) -> list[str]:
     """Rule 15: the primary difference in the paper's own metric against the published one."""
     contrast, setting = planned.plan.primary[0], next(iter(planned.samples))
     published = published_accuracies(setting)
@@ -194,15 +192,17 @@ _CONCLUSIONS: dict[str, Callable[[PlannedGrid, Sequence[Judged]], list[str]]] = 
 }
 
 
-def _rates_conclusion(planned: PlannedGrid, judged: Sequence[Judged]) -> list[str]:
+def _rates_conclusion(planned: PlannedGrid, comparisons: Sequence[Judged]) -> list[str]:
     """Rule 16: whether the ranking changes with the learning rate."""
     reasons = []
     for text, *_ in (*planned.plan.primary, *planned.plan.secondary):
-        both = [each for each in judged if each.result.text.startswith(f"{text}, at ")]
+        both = [each for each in comparisons if each.result.text.startswith(f"{text}, at ")]
         is_told = len(both) == 2 and all(each.is_significant for each in both)
         if is_told and both[0].result.gain * both[1].result.gain < 0:
             reasons.append(f"{text} has opposite signs")
-    reasons += [each.result.text for each in judged if each.family == "interactions" and each.is_significant]
+    reasons += [
+        each.result.text for each in comparisons if each.family == "interactions" and each.is_significant
+    ]
     changes = f"changes: {'; '.join(reasons)}" if reasons else "does not change with the learning rate"
     return [f"The ranking {changes}.", "The rates were chosen on the test accuracy of other seeds."]
 

@@ -15,9 +15,9 @@ from iglu_lab.report.content import EpochCurve
 from iglu_lab.report.curves import CURVED, bounds, epoch_curves
 from iglu_lab.report.figures.description import Figure, Line, Panel, activation_line, key_of
 from iglu_lab.report.gather import Gathered
-from iglu_lab.report.planned import samples_of
+from iglu_lab.report.planned import Judged, judged, samples_of, unit_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
-from iglu_lab.stats.style import color
+from iglu_lab.stats.style import BLACK, BLUE, GREY, OTHER, color
 
 _MOST_LINES = 12  # of curves in one figure
 _MOST_OF_A_KIND = 6
@@ -26,7 +26,10 @@ _HILL_PANELS = 6  # of so many layers, spread over the depth
 
 def measured_figures(found: Gathered, curves: Sequence[EpochCurve]) -> Iterator[Figure]:
     """Of each kind at most so many, for a sweep may have hundreds of settings; tables and page have all."""
-    kinds = (_speeds(found), _plasticity(found), _training(curves), _shots(found), _hills(found))
+    kinds = (
+        _speeds(found), _comparisons(found), _plasticity(found), _training(curves), _shots(found),
+        _hills(found),
+    )  # fmt: skip
     for figures in kinds:
         yield from itertools.islice(figures, _MOST_OF_A_KIND)
 
@@ -44,6 +47,43 @@ def _speeds(found: Gathered) -> Iterator[Figure]:
                 best[key] = (sizes, rows)
     for _, rows in best.values():
         yield speed_figure(rows)
+
+
+# -- planned comparisons -------------------------------------------------------------------------------
+
+
+def _comparisons(found: Gathered) -> Iterator[Figure]:
+    """Of each open grid whose plan names its comparisons: the gains with their intervals, and the margin."""
+    for planned in found.planned:
+        shown = judged(planned) if planned.is_second_round and planned.samples else []
+        if not shown:
+            continue
+        margin, unit = shown[0].result.margin, unit_of(planned.plan.metric)
+        height = (-0.5, len(shown) - 0.5)
+        ends = [Line("", (end, end), height, GREY, "--", width=1.0) for end in (-margin, margin)]
+        yield Figure(
+            key_of(f"comparisons-{planned.grid.title}"),
+            f"Planned comparisons: {planned.grid.title}",
+            f"{len(shown)} differences, paired by seed, with 95% intervals; dashed: the margin of "
+            f"{margin:g} {unit}; blue: significant after Holm's correction.",
+            (
+                Panel(
+                    "", (f"difference in {unit}; right is better", ""),
+                    (Line("", (0.0, 0.0), height, BLACK, width=0.9), *ends, *_comparison_lines(shown)),
+                    names=tuple(each.result.text for each in shown),
+                ),
+            ),
+            size=(8.4, 1.0 + 0.28 * len(shown)),
+        )  # fmt: skip
+
+
+def _comparison_lines(shown: Sequence[Judged]) -> Iterator[Line]:
+    for place, each in enumerate(shown):
+        sign = 1 if each.result.gain == each.result.difference.value else -1
+        ends = tuple(sign * end for end in each.result.difference.interval())
+        look = BLUE if each.is_significant else OTHER
+        yield Line("", ends, (place, place), look)
+        yield Line("", (each.result.gain,), (place,), look, "", "o")
 
 
 # -- over epochs and tasks -----------------------------------------------------------------------------

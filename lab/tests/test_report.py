@@ -484,6 +484,17 @@ def test_low_sigma_wins_on_resnet_by_full_runs_alone(tmp_path, changes, gain, ve
     assert "Other runs, not counted:" in found.evidence if changes else "Other" not in found.evidence
 
 
+def test_a_claim_about_every_ratio_names_the_one_that_was_run_and_its_verdict(tmp_path):
+    for seed in range(3):
+        for activation, accuracy in (("iglu:0.5", 31.5 + 0.1 * seed), ("relu", 30.0)):
+            recipe = RECIPES["resnet20-cifar100-lt"].replace(activation=activation, seed=seed)
+            write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy})
+    found = claim(claims.all_claims(gather([tmp_path])), "IGLU gains on imbalanced")
+    assert found.verdict == "not enough evidence"
+    assert "at 100:1: test_acc +1.60 ± 0.25 (3 seeds): holds there" in found.evidence
+    assert "at 10:1: iglu:0.5 and relu not run" in found.evidence
+
+
 def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
     for ratio in (10.0, 20.0, 50.0, 100.0, 200.0):
         for seed in range(3):

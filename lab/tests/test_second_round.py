@@ -118,6 +118,20 @@ def test_a_grid_of_the_second_round_is_in_no_count_of_the_first(tmp_path: Path) 
     assert per_sigma_table(all_tasks(found)).rows == ()
 
 
+def test_seeds_of_the_second_round_are_in_no_mean_of_the_first(tmp_path: Path) -> None:
+    """The grids lt and tail have the same setting and different seeds."""
+    for name in ("lt.toml", "lt.jsonl"):
+        (tmp_path / name).write_text((EVIDENCE / name).read_text())
+    first = gather([tmp_path])
+    both = write_grid(tmp_path, "tail", TAIL, tail_values(0.9, 0.7))
+    assert len(both.runs) == len(first.runs) + 100
+    own, shared = all_tables(first, all_tasks(first)), all_tables(both, all_tasks(both))
+    assert [each for each in shared if not each.key.startswith(("round2", "second-round"))] == [
+        each for each in own if each.key != "second-round"
+    ]
+    assert curves(both.samples) == curves(first.samples)
+
+
 def test_no_activation_is_better_over_a_diverged_run_of_its_own(tmp_path: Path) -> None:
     helped = tail_values(0.9, 0.7)
 

@@ -127,7 +127,10 @@ def _claim(
     for recipe in recipes:
         setting, metric, label = setting_of(recipe), _metric(recipe), _label(recipe)
         of, bound = found.samples.get(setting, {}), (bounds or {}).get(recipe.name)
-        judged.append(compare(of, better, worse, metric, label, bound))
+        verdict, words = compare(of, better, worse, metric, label, bound)
+        # That of one of several recipes, which need not all be run.
+        is_part = len(recipes) > 1 and {better, worse} <= of.keys()
+        judged.append((verdict, f"{words}: {verdict} there" if is_part else words))
         gap = published_difference(setting, better, worse, metric)
         if gap is not None:
             power = ""

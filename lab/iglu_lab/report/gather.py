@@ -96,17 +96,35 @@ class Gathered:
 
     @functools.cached_property
     def samples(self) -> Samples:
-        return samples(self.runs)
+        """Of a setting that both rounds have, the runs of the first: those of the second have other seeds,
+        and not of every activation."""
+        second = (of for each in self._second_round for of in each.samples.items())
+        others = {
+            run.name
+            for setting, of in second
+            if setting in self._first_round_settings
+            for sample in of.values()
+            for run in (*sample.runs, *sample.diverged, *sample.unfinished)
+        }
+        return samples(run for run in self.runs if run.name not in others)
 
     @property
     def first_round(self) -> list[PlannedGrid]:
         return [planned for planned in self.planned if not planned.is_second_round]
 
+    @property
+    def _second_round(self) -> list[PlannedGrid]:
+        return [planned for planned in self.planned if planned.is_second_round]
+
+    @functools.cached_property
+    def _first_round_settings(self) -> set[Recipe]:
+        return {setting for planned in self.first_round for setting in planned.samples}
+
     @functools.cached_property
     def second_round_settings(self) -> set[Recipe]:
-        """They are shown by the comparisons of their plan alone."""
-        second = (planned for planned in self.planned if planned.is_second_round)
-        return {setting for planned in second for setting in planned.samples}
+        """Those of the second round alone: they are shown by the comparisons of their plan."""
+        found = {setting for planned in self._second_round for setting in planned.samples}
+        return found - self._first_round_settings
 
 
 def gather(folders: Sequence[Path]) -> Gathered:

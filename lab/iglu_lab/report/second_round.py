@@ -41,21 +41,30 @@ def second_round_tables(found: Gathered) -> list[Table]:
     return tables
 
 
+_QUESTIONS = {
+    "tail": "Does the heavy tail of the gate help, compared with a GELU of the same sharpness?",
+    "plasticity-labels": "Does IGLU stay able to learn? Tasks with random labels",
+    "plasticity-pixels": "Does IGLU stay able to learn? Tasks with permuted pixels",
+    "paper-lt": "Does IGLU gain at 100:1 under the paper's full protocol?",
+    "learning-rate": "Does the ranking change if each activation has its own learning rate?",
+}
+
+
 def _status(grids: Sequence[PlannedGrid]) -> Table:
     rows = []
     for planned in grids:
-        plan, recorded = planned.plan, len(planned.recorded)
+        plan, recorded, title = planned.plan, len(planned.recorded), planned.grid.title
         state = (
             "pilot, in no comparison" if plan.pilot
             else "not run" if not recorded
             else "open" if planned.samples
             else f"sealed until {min(plan.looked or plan.looks[-1:])} complete seeds"
         )  # fmt: skip
-        rows.append((planned.grid.title, recorded, len(planned.grid.runs), state))
+        question = "Which learning rate?" if plan.pilot else _QUESTIONS.get(title, "")
+        rows.append((title, question, recorded, len(planned.grid.runs), state))
     note = "Results of a sealed grid are not shown before the look that its plan allows."
-    return Table.of(
-        "second-round", "Second round: what has been run", ("grid", "runs", "of", "state"), rows, [note]
-    )
+    headers = ("grid", "question", "runs", "of", "state")
+    return Table.of("second-round", "Planned comparisons: what has been run", headers, rows, [note])
 
 
 # -- outcomes ------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from iglu_lab.comparing.output import forest_figure
 from iglu_lab.models.gpt2 import GPT2, GPT2Config
 from iglu_lab.report.comparisons import all_tasks
 from iglu_lab.report.content import ComparedTask, Difference
+from iglu_lab.report.figures.measured import measured_figures
 from iglu_lab.report.figures.render import draw
 from iglu_lab.report.gather import gather
 from iglu_lab.stats.style import BLACK, BLUE, GREEN, ORANGE, OTHER, VERMILION, line, pictures
@@ -153,6 +154,12 @@ def _forest_name(task: ComparedTask) -> str:
     ratio = f" {setting.ratio:g}:1" if setting.ratio > 1 else ""
     norm = "" if setting.norm else ", no norm."
     return f"{_MODELS[setting.model]}, {_DATA[setting.dataset]}{ratio}{norm}"
+
+
+def report_picture(key: str) -> Any:
+    """A figure of the report, of the evidence alone."""
+    figures = measured_figures(gather([RESULTS / "evidence"]), ())
+    return draw(next(figure for figure in figures if figure.key == key))
 
 
 def derivatives_picture() -> Any:
@@ -291,6 +298,8 @@ DRAWN = {
     "function": function_picture,
     "error": error_picture,
     "forest": forest_picture,
+    "plasticity": functools.partial(report_picture, "tasks-plasticity-labels"),
+    "tail": functools.partial(report_picture, "comparisons-tail"),
     "derivatives": derivatives_picture,
     "log": log_picture,
     "flow": flow_picture,

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import iglu
 
 pytest.importorskip("tyro", reason="the lab")
 
 from scipy import stats
+from scipy.optimize import minimize_scalar
 
 from iglu_lab.report.comparisons import all_tasks
 from iglu_lab.report.curves import curves
@@ -69,6 +73,22 @@ def outcomes(found: Table) -> dict[str, str]:
 # -- tail ----------------------------------------------------------------------------------------------
 
 TAIL = (EVIDENCE / "tail.toml").read_text()
+
+
+def test_the_baselines_of_the_grid_tail_have_the_sharpness_that_its_plan_says() -> None:
+    """The Gaussian gate Phi(a x) has the slope a / sqrt(2 pi) at 0, the Cauchy gate sigma / pi; 0.571 is the
+    least-squares match of the outputs under N(0, 1) at sigma = 1."""
+    arms = [name.partition(":") for name in read_toml(TAIL)["activations"]]
+    sharpness = [float(number) for name, _, number in arms if name == "gelu_a"]
+    for a, sigma in ((sharpness[0], 1.0), (sharpness[2], 0.5)):
+        assert a / math.sqrt(2 * math.pi) == pytest.approx(sigma / math.pi, rel=1e-9)
+    x = torch.special.ndtri((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)
+    target = iglu.iglu(x, 1.0)
+
+    def distance(a: float) -> float:
+        return (iglu.gelu_scaled(x, a) - target).square().mean().item()
+
+    assert minimize_scalar(distance, bounds=(0.1, 2.0)).x == pytest.approx(sharpness[1], abs=5e-4)
 
 
 def tail_values(primary: float, closest: float, size: float = 0.1) -> Value:

@@ -162,7 +162,7 @@ def test_no_activation_is_better_over_a_diverged_run_of_its_own(tmp_path: Path) 
     found = table(write_grid(tmp_path, "tail", TAIL, value), "round2-tail")
     text = outcomes(found)["IGLU minus GELU_a of equal gate slope at 0, sigma = 1"]
     assert text.startswith("inconclusive: helped by 0.9")
-    assert text.endswith("without 1 diverged run")
+    assert text.endswith("without the diverged runs")
     assert "neither credited nor blamed" in found.notes[0]
     assert "Diverged: 1 of iglu:1 at 0.001." in found.notes
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from iglu_lab.report.gather import PlannedGrid
-from iglu_lab.stats.comparison import Sample, counted, lower_is_better, samples
+from iglu_lab.stats.comparison import Sample, lower_is_better, samples
 from iglu_lab.stats.contrasts import (
     Category,
     ComparisonResult,
@@ -47,7 +47,7 @@ class Judged(NamedTuple):
         text = self.result.describe(unit)
         if self.category == self.result.category:
             return text
-        return f"inconclusive: {text} without {counted(sum(self.lost), 'diverged run')}"
+        return f"inconclusive: {text} without the diverged runs"
 
 
 def samples_of(planned: PlannedGrid) -> dict[Key, Sample]:

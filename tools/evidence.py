@@ -15,7 +15,7 @@ from typing import Any
 from iglu_lab.report.claims import all_claims
 from iglu_lab.report.comparisons import all_tasks
 from iglu_lab.report.gather import Gathered, gather
-from iglu_lab.report.second_round import second_round_tables
+from iglu_lab.report.second_round import second_round_tables, side_by_side
 from iglu_lab.report.sigmas import rules_table
 from iglu_lab.report.summary import cost_table, headlines, limits, loss_table, per_sigma_table, summary_table
 from iglu_lab.stats.tabulate import Table, markdown, plain_markdown
@@ -76,6 +76,10 @@ BLOCKS: dict[str, Callable[[Gathered], str]] = {
     "cost": lambda found: _joined(cost_table(all_tasks(found), found.sessions)),
     "limits": lambda found: _bullets(limits(found)),
     "second-round": lambda found: _joined(second_round_tables(found)),
+    "tail": lambda found: _joined(side_by_side(found, ["tail"], "The heavy tail at equal sharpness")),
+    "plasticity": lambda found: _joined(
+        side_by_side(found, ["plasticity-pixels", "plasticity-labels"], "Continual learning")
+    ),
     "claims": claims,
     "runs": runs,
     "sigma-rules": lambda found: _joined(rules_table(found.first_round)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from iglu_lab.report.gather import PlannedGrid
-from iglu_lab.stats.comparison import Sample, lower_is_better, samples
+from iglu_lab.stats.comparison import Sample, activation_order, lower_is_better, samples
 from iglu_lab.stats.contrasts import (
     Category,
     ComparisonResult,
@@ -51,10 +51,11 @@ class Judged(NamedTuple):
 
 
 def samples_of(planned: PlannedGrid) -> dict[Key, Sample]:
-    """By activation and learning rate: the settings of a grid may differ in the rate."""
-    return {
+    """By activation, in the order of the zoo, and learning rate: the settings of a grid may differ in it."""
+    found = {
         (name, setting.lr): sample for setting, of in planned.samples.items() for name, sample in of.items()
     }
+    return dict(sorted(found.items(), key=lambda item: (activation_order(item[0][0]), item[0][1])))
 
 
 def values_of(planned: PlannedGrid, metric: str) -> dict[str, dict[int, float]]:

@@ -105,6 +105,28 @@ def _outcomes_table(planned: PlannedGrid, comparisons: Sequence[Judged], notes: 
     return Table.of(f"round2-{title}", f"Outcomes of the grid {title}", headers, rows, notes)
 
 
+def side_by_side(found: Gathered, titles: Sequence[str], title: str) -> list[Table]:
+    """The outcomes of grids that make the same comparisons, as far as they are open; for the docs."""
+    grids = [planned for planned in found.planned if planned.grid.title in titles and planned.samples]
+    outcomes = {planned.grid.title: {each.result.text: each for each in judged(planned)} for planned in grids}
+    texts = dict.fromkeys(text for of in outcomes.values() for text in of)
+    rows = []
+    for text in texts:
+        cells: list[object] = [text]
+        for planned in grids:
+            each = outcomes[planned.grid.title].get(text)
+            metric = planned.plan.metric
+            cells += (
+                ["", ""] if each is None
+                else [estimated(each.result.difference.estimate, digits_of(metric), "+"),
+                      each.describe(unit_of(metric))]
+            )  # fmt: skip
+        rows.append(cells)
+    headers: list[str | tuple[str, str]] = ["comparison"]
+    headers += [(name, column) for name in outcomes for column in ("difference", "outcome")]
+    return [Table.of("-".join(titles), title, headers, rows, [_NOTE])] if rows else []
+
+
 def _diverged_note(planned: PlannedGrid) -> list[str]:
     lost = [
         f"{len(sample.diverged)} of {name} at {rate:g}"

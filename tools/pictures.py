@@ -299,7 +299,6 @@ DRAWN = {
     "error": error_picture,
     "forest": forest_picture,
     "plasticity": functools.partial(report_picture, "tasks-plasticity-labels"),
-    "tail": functools.partial(report_picture, "comparisons-tail"),
     "derivatives": derivatives_picture,
     "log": log_picture,
     "flow": flow_picture,

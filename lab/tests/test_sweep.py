@@ -303,6 +303,22 @@ def test_a_stopped_sweep_resumes_with_more_seeds(tmp_path: Path, capsys: pytest.
     assert "0 of 4 runs remaining" in capsys.readouterr().out
 
 
+def test_a_sweep_shows_no_means_before_the_look_of_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = '\n[plan]\nmetric = "test_acc"\nreference = "relu"\nlooks = [2]\n'
+    flags = [_file(tmp_path, FILE + plan), "--out", str(tmp_path / "out")]
+    listed = [str(tmp_path / "out"), "--summary", "--grid", flags[0]]
+    for seeds, is_sealed in (("1", True), ("2", False)):
+        assert cli.sweep([*flags, "--seeds", seeds]) == 0
+        swept = capsys.readouterr().out
+        assert cli.runs(listed) == 0
+        shown, problems = capsys.readouterr()
+        assert ("- ReLU" in swept) == ("- ReLU" in shown) == (not is_sealed)
+        text = "The plan of small allows a look at 2 complete seeds, not at 1"
+        assert (text in swept.replace("\n", " ")) == (text in problems) == is_sealed
+
+
 def test_a_sweep_resumes_on_another_machine_from_an_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from iglu_lab.stats.comparison import (
 from iglu_lab.stats.tabulate import Cell, Table, Tone, csv_lines, terminal
 from iglu_lab.sweep.estimate import format_duration
 from iglu_lab.sweep.filters import make_filter
-from iglu_lab.sweep.grid import read_grid
+from iglu_lab.sweep.grid import Grid, read_grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,18 @@ def main(argv: list[str]) -> int:
     flags = tyro.cli(RunsFlags, args=argv, prog="iglu runs")
     if flags.record is not None:
         check_writable(flags.record.parent)
-    runs, references, problems = _chosen(flags)
+    grid = None if flags.grid is None else read_grid(flags.grid)
+    runs, references, problems = _chosen(flags, grid)
+    sealed = "" if grid is None else grid.sealed_reason(runs)
+    if sealed:
+        problems.append(f"no means are shown: {sealed}")
     kept = {(row.setting, row.activation) for row in summarize(runs, flags.metric)}
     rows = [
-        row for row in summarize([*runs, *references], flags.metric) if (row.setting, row.activation) in kept
+        row
+        for row in summarize([*runs, *references], flags.metric)
+        if (row.setting, row.activation) in kept and not sealed
     ]
-    if flags.metric is not None and all(row.mean is None for row in rows):
+    if flags.metric is not None and not sealed and all(row.mean is None for row in rows):
         known = {name for run in runs if run.history for name in run.last if is_number(run.last[name])}
         raise UserError(
             f"No finished run has the metric {flags.metric!r}. Metrics: {', '.join(sorted(known))}"
@@ -92,7 +98,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _chosen(flags: RunsFlags) -> tuple[list[Run], list[Run], list[str]]:
+def _chosen(flags: RunsFlags, grid: Grid | None) -> tuple[list[Run], list[Run], list[str]]:
     """The runs that pass the filters, the runs of ReLU and GELU to compare them with if a filter leaves those
     out, and what could not be read."""
     if not flags.folder.exists():
@@ -100,8 +106,8 @@ def _chosen(flags: RunsFlags) -> tuple[list[Run], list[Run], list[str]]:
     runs, problems = read_runs(flags.folder)
     if not runs:
         raise UserError(no_runs(flags.folder, problems))
-    if flags.grid is not None:
-        names = {recipe.folder_name for recipe in read_grid(flags.grid).runs}
+    if grid is not None:
+        names = {recipe.folder_name for recipe in grid.runs}
         runs = [run for run in runs if run.name in names]
         if not runs:
             raise UserError(f"No run in {flags.folder} belongs to {flags.grid}")

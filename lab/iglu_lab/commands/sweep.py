@@ -97,9 +97,9 @@ class StopCondition:
 def main(argv: list[str]) -> int:
     flags = tyro.cli(SweepFlags, args=argv, prog="iglu sweep")
     limit = None if flags.time_limit is None else read_time(flags.time_limit)
-    recipes = chosen_runs(flags)
+    grid, recipes = chosen_runs(flags)
     with StopOnSignal().installed() as signal:
-        return _sweep(recipes, flags, StopCondition(limit, signal), Terminal())
+        return _sweep(grid, recipes, flags, StopCondition(limit, signal), Terminal())
 
 
 def read_time(text: str, flag: str = "--time-limit") -> float:
@@ -114,8 +114,8 @@ def read_time(text: str, flag: str = "--time-limit") -> float:
     return sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1), strict=True))
 
 
-def chosen_runs(flags: SweepFlags) -> list[Recipe]:
-    """The runs selected by the flags."""
+def chosen_runs(flags: SweepFlags) -> tuple[Grid, list[Recipe]]:
+    """The grid, and those of its runs that are selected by the flags."""
     check_least(flags, jobs=1, retries=0, gpus=0)
     if flags.data is not None and not flags.data.expanduser().is_dir():
         raise UserError(f"--data {flags.data} is not a folder")
@@ -123,12 +123,14 @@ def chosen_runs(flags: SweepFlags) -> list[Recipe]:
     changes: dict[str, Any] = dict(map(read_field, flags.set))
     given = {"epochs": flags.epochs, "threads": flags.threads, "tails_every": flags.tails_every}
     changes |= {name: value for name, value in given.items() if value is not None}
-    grid: Grid = read_grid(flags.target, flags.seeds, changes)
+    grid = read_grid(flags.target, flags.seeds, changes)
     matches = make_filter(flags.only, grid.runs)
-    return [recipe for recipe in grid.runs if matches(recipe)]
+    return grid, [recipe for recipe in grid.runs if matches(recipe)]
 
 
-def _sweep(recipes: Sequence[Recipe], flags: SweepFlags, stop: StopCondition, console: Terminal) -> int:
+def _sweep(
+    grid: Grid, recipes: Sequence[Recipe], flags: SweepFlags, stop: StopCondition, console: Terminal
+) -> int:
     elsewhere = _known(flags)
     found = grid_status(recipes, flags.out, elsewhere)
     for problem in found.problems:
@@ -142,7 +144,14 @@ def _sweep(recipes: Sequence[Recipe], flags: SweepFlags, stop: StopCondition, co
     if found.remaining and not stop.is_met():
         with SweepDisplay(console, len(found.remaining)) as display:
             results = _run(found.remaining, flags, stop.is_met, display)
-    return _conclude(grid_status(recipes, flags.out, elsewhere), results, flags, stop, console)
+    found = grid_status(recipes, flags.out, elsewhere)
+    sealed = grid.sealed_reason(found.done)
+    if sealed:
+        console.say(f"No means are shown: {sealed}.")
+    else:
+        for table in summary_tables(summarize(found.done)):
+            console.print(terminal(table))
+    return _conclude(found, results, flags, stop, console)
 
 
 def _known(flags: SweepFlags) -> list[Run]:
@@ -226,9 +235,7 @@ def _conclude(
     stop: StopCondition,
     console: Terminal,
 ) -> int:
-    """Show means, failures and what remains; return the exit status."""
-    for table in summary_tables(summarize(found.done)):
-        console.print(terminal(table))
+    """Show failures and what remains; return the exit status."""
     for run in found.done:
         if run.status == "diverged":
             console.say(f"diverged: {run.name}: {run.message}")

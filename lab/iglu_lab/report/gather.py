@@ -44,12 +44,7 @@ class PlannedGrid:
     def of(cls, grid: Grid, plan: Plan, runs: Iterable[Run]) -> PlannedGrid:
         names = {recipe.folder_name for recipe in grid.runs}
         recorded = [run for run in runs if run.name in names]
-        done = {run.name for run in recorded if run.is_complete or run.status == "diverged"}
-        complete = [
-            all(recipe.replace(seed=seed).folder_name in done for recipe in grid.recipes)
-            for seed in grid.seeds
-        ]
-        is_sealed = plan.pilot or plan.is_sealed(sum(complete))
+        is_sealed = plan.pilot or plan.is_sealed(grid.complete_seeds(recorded))
         return cls(grid, plan, samples([] if is_sealed else recorded), recorded, is_sealed)
 
     @property

@@ -58,7 +58,7 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
             "pilot, in no comparison" if plan.pilot
             else "not run" if not recorded
             else "open" if planned.samples
-            else f"sealed until {min(plan.looked or plan.looks[-1:])} complete seeds"
+            else f"sealed until {plan.opens_at} complete seeds"
         )  # fmt: skip
         question = "Which learning rate?" if plan.pilot else _QUESTIONS.get(title, "")
         rows.append((title, question, recorded, len(planned.grid.runs), state))

@@ -53,12 +53,17 @@ class Plan(NamedTuple):
     look_level: float | None = None  # significance level of each look, if an early one was taken
     pilot: bool = False  # its runs choose a setting (a learning rate) and enter no comparison
 
-    def is_sealed(self, seeds: int) -> bool:
-        """Whether the results of this many complete seeds must not be shown yet.
+    @property
+    def opens_at(self) -> int:
+        """The number of complete seeds from which on results may be shown; 0 without planned looks.
 
         The last look unseals a grid.  An earlier one is taken by adding it to ``looked``, so that the
         history of the file documents it."""
-        return bool(self.looks) and seeds < min(self.looked or self.looks[-1:])
+        return min(self.looked or self.looks[-1:], default=0)
+
+    def is_sealed(self, seeds: int) -> bool:
+        """Whether the results of this many complete seeds must not be shown yet."""
+        return seeds < self.opens_at
 
     @property
     def level(self) -> float:
@@ -79,6 +84,23 @@ class Grid(NamedTuple):
         """Seed by seed, so that a complete comparison is available early."""
         recipes = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
         return tuple(dict.fromkeys(recipes))
+
+    def complete_seeds(self, runs: Iterable[Run]) -> int:
+        """The number of seeds of which all runs are finished or diverged."""
+        done = {run.name for run in runs if run.is_complete or run.status == "diverged"}
+        return sum(
+            all(recipe.replace(seed=seed).folder_name in done for recipe in self.recipes)
+            for seed in self.seeds
+        )
+
+    def sealed_reason(self, runs: Iterable[Run]) -> str:
+        """Why the results of these runs must not be shown yet; empty if they may."""
+        seeds = self.complete_seeds(runs)
+        if self.plan is None or not self.plan.is_sealed(seeds):
+            return ""
+        return (
+            f"The plan of {self.title} allows a look at {self.plan.opens_at} complete seeds, not at {seeds}"
+        )
 
 
 def read_grid(target: str, seeds: int | None = None, changes: Mapping[str, Any] | None = None) -> Grid:

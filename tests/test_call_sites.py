@@ -910,6 +910,167 @@ def test_a_name_of_an_activation_is_not_enough_for_a_function_of_more_than_one_v
     torch.testing.assert_close(model(X4), expected + 3 * F.silu(F.gelu(F.linear(X4, weight, bias))))
 
 
+class WithOwnFunction(nn.Module):
+    """Each instance has functions of its own, made from the same source."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+        def body(x: Tensor) -> Tensor:
+            return scale * F.relu(self.fc(x))
+
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def test_functions_that_instances_keep_are_not_mixed_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(WithOwnFunction(), WithOwnFunction(100.0))
+    before = [block(X4) for block in model]
+    swap(model, "relu")
+    assert all(map(torch.equal, [block(X4) for block in model], before))
+    assert len({type(block) for block in model}) == 2
+    assert all(map(torch.equal, [block(X4) for block in copy.deepcopy(model)], before))
+    other = WithOwnFunction(5.0)
+    expected = other(X4)
+    swap(other, "relu")
+    assert torch.equal(other(X4), expected)
+
+
+def test_a_forward_that_was_decorated_between_two_swaps_keeps_its_decorator() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.fc(x))
+
+    plain, decorated = Net(), Net()
+    decorated.load_state_dict(plain.state_dict())
+    swap(plain, "relu")
+    forward = Net.forward
+
+    @functools.wraps(forward)
+    def doubled(self: Net, x: Tensor) -> Tensor:
+        return 2 * forward(self, x)
+
+    Net.forward = doubled  # type: ignore[method-assign]
+    swap(decorated, "relu")
+    assert torch.equal(decorated(X4), 2 * plain(X4))
+
+
+class TwoNames(nn.Linear):
+    def _computed(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x))
+
+    forward = _computed
+
+
+class TwoNamesOfAMethod(nn.Linear):
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x))
+
+    _features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._features(x)
+
+
+@pytest.mark.parametrize("kind", [TwoNames, TwoNamesOfAMethod])
+def test_a_method_with_two_names_is_replaced_under_the_one_that_is_called(kind: type[nn.Linear]) -> None:
+    model = kind(4, 4)
+    linear = F.linear(X4, model.weight, model.bias)
+    assert places(swap(model, "iglu:1")) == ["relu_1"]
+    torch.testing.assert_close(model(X4), iglu.iglu(linear, 1.0))
+
+
+def act(x: Tensor) -> Tensor:
+    y = F.gelu(x)
+    return y  # noqa: RET504
+
+
+class OtherMeaning(nn.Linear):
+    """Names of activations stand for something else inside nested functions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = act(super().forward(x))
+
+        def gated(h: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+            return h * act(h)
+
+        def local(h: Tensor) -> Tensor:
+            hyperbolic = torch.sin
+            return hyperbolic(h)
+
+        x = gated(x, torch.sigmoid) + local(x) + (lambda act: act(x))(torch.cos)
+        return x + sum(act(x) for act in (torch.sin, torch.cos))
+
+
+def test_a_name_that_a_nested_function_binds_is_not_the_global_one() -> None:
+    model = OtherMeaning(4, 4)
+    before = model(X4)
+    assert places(swap(model, "gelu", only=lambda *_: True)) == ["act_1"]
+    torch.testing.assert_close(model(X4), before)
+
+
+def test_an_import_inside_a_function_is_followed() -> None:
+    class Importing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            import torch.nn.functional as inner
+            from torch.nn.functional import gelu as smooth
+
+            return smooth(inner.relu(super().forward(x)))
+
+    model = Importing(4, 4)
+    before = model(X4)
+    record = swap(model, {"relu_1": "relu", "smooth_1": "gelu"})
+    assert sorted(places(record)) == ["relu_1", "smooth_1"]
+    assert torch.equal(model(X4), before)
+
+
+TABLE = {"rectified": F.relu, "none": str}
+
+
+def test_functions_in_a_dict_of_the_file_or_of_the_class_are_left_with_a_reason() -> None:
+    class Choosing(nn.Linear):
+        table: ClassVar[list[Any]] = [F.gelu]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return TABLE["rectified"](self.table[0](F.silu(super().forward(x))))
+
+    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were left"):
+        record = swap(Choosing(4, 4), "iglu")
+    assert places(record) == ["silu_1"]
+    assert {each.call: each.reason.partition(":")[0] for each in record.functional} == {
+        "TABLE['rectified']": "it is in a dict",
+        "self.table[0]": "it is in a list",
+    }
+
+
+class Pixels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(0, 255)
+
+
+class AboveZero(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.clamp(x, min=1e-12)
+
+
+class Rectified(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.clamp(x, min=0)
+
+
+def test_a_clamp_is_a_relu_only_if_it_is_one_far_from_0() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Pixels(), AboveZero(), Rectified())
+    assert places(swap(model, "iglu")) == ["3"]
+
+
 def test_compiling_a_model_with_a_compiled_forward_runs_the_new_one() -> None:
     class Compiled(nn.Module):
         def __init__(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import iglu
 from iglu.probing import probe
@@ -144,6 +145,65 @@ def test_calls_in_a_loop_are_layers_here_too() -> None:
     assert [name for name in monitor.metrics() if "alpha" in name] == [
         f"tails/alpha/{name}" for name in ("act", "act 2", "act 3")
     ]
+
+
+def test_a_monitored_step_works_with_checkpointing() -> None:
+    """Non-reentrant checkpointing counts the tensors that are saved; the monitor's are not among them."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(nn.GELU(), iglu.IGLU(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.net, x, use_reentrant=False)
+
+    model, x = Checkpointed(), inputs()
+    model(x).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    monitor = TailMonitor(model)
+    with monitor.step():
+        model(x).sum().backward()
+    assert {"tails/dead/net.1", "tails/alpha/net.3"} <= monitor.metrics().keys()
+    assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
+
+
+def test_inputs_of_different_widths_have_tails_and_no_share_of_dead_units() -> None:
+    class Narrowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.layers = nn.ReLU(), nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 32)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = self.act(layer(x))
+            return x
+
+    monitor = TailMonitor(model := Narrowing())
+    with monitor.step():
+        model(inputs())
+    assert {"tails/dead/act", "tails/dead/act 2", "tails/alpha/act 2"} <= monitor.metrics().keys()
+    monitor = TailMonitor(sounds := nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU()))
+    with monitor.step():
+        for length in (20, 30):
+            sounds(torch.randn(64, 1, length))
+    assert "tails/alpha/1" in monitor.metrics()
+    assert "tails/dead/1" not in monitor.metrics()
+
+
+def test_functions_called_by_keyword_are_seen() -> None:
+    class Keywords(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(input=super().forward(x), approximate="tanh")
+
+    model = Keywords(8, 8)
+    (layer,) = probe(model, inputs()).layers
+    assert layer.n == 400 * 8
+    monitor = TailMonitor(model)
+    with monitor.step():
+        model(inputs())
+    assert monitor.metrics()[f"tails/dead/{layer.name}"] == 0
 
 
 def test_inputs_that_are_all_equal_have_no_index_and_spoil_nothing() -> None:
@@ -306,6 +366,41 @@ def test_lightning_takes_accumulated_batches_as_one_sample(tmp_path: Path) -> No
     train_lightning(tmp_path / "one", 3, k=100)
     two, one = (float(rows_of(tmp_path / name)[0]["tails/gaussian/net.1"]) for name in ("two", "one"))
     assert two > one  # k = 100 of 320 values and of 160
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own
+def test_lightning_logs_every_so_many_steps_of_several_optimizers(tmp_path: Path) -> None:
+    """The global step counts the steps of both, so that it is even before every batch."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from iglu.integrations.lightning import TailCallback
+
+    class Alternating(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.nets = nn.ModuleList([network(nn.ReLU()), network(nn.GELU())])
+
+        def training_step(self, batch: list[Tensor], index: int) -> None:
+            for net, optimizer in zip(self.nets, self.optimizers(), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(net(batch[0]).square().sum())
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(net.parameters(), lr=1e-4) for net in self.nets]
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs()), batch_size=20)
+    trainer = lightning.Trainer(
+        max_epochs=1, limit_train_batches=12, accelerator="cpu", devices=1,
+        logger=CSVLogger(tmp_path, name="", version=""), callbacks=[TailCallback(every=8)], log_every_n_steps=4,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Alternating(), data)
+    with open(tmp_path / "metrics.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("tails/alpha/nets.1.1")]
+    assert [int(row["step"]) for row in rows] == [8, 16, 24]
 
 
 def test_lightnings_callback_takes_every_from_1_on_and_100_by_default() -> None:

@@ -36,22 +36,38 @@ class TailCallback(Callback):  # type: ignore[misc]
         self._monitor: TailMonitor | None = None
         self._pass = contextlib.ExitStack()
         self._step: int | None = None  # the step being monitored
+        self._is_watching = False  # in a batch of that step
+        # The trainer counts the steps of every optimizer.
+        self._previous, self._per_batch = 0, 1
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._previous = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if not trainer.is_global_zero or (trainer.global_step + 1) % self.every:
+        step = trainer.global_step
+        if step > self._previous:
+            self._per_batch, self._previous = step - self._previous, step
+        is_due = (step + self._per_batch) // self.every > step // self.every
+        if not trainer.is_global_zero or not is_due:
             return
         if self._monitor is None or self._monitor.model is not pl_module:
             self._monitor = TailMonitor(pl_module, **self.options)
         if self._step != trainer.global_step:  # else another batch of the same step: gradient accumulation
             self._step = trainer.global_step
             self._monitor.begin()
+        self._is_watching = True
         self._pass.enter_context(self._monitor.one_pass())
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         self._pass.close()
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if self._is_watching and self._monitor is not None:  # manual optimization may go on forward
+            self._pass.enter_context(self._monitor.one_pass())
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self._pass.close()
+        self._is_watching = False
         if self._monitor is not None and self._step is not None and trainer.global_step > self._step:
             self._step = None
             metrics = self._monitor.metrics()

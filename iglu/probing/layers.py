@@ -138,9 +138,15 @@ class Layer:
         return f"Layer({self.name}: {self.site.activation}, n = {self.n}, {index})"
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The derivative of a pointwise function, which may work in place, by autograd."""
-    with torch.enable_grad():
+    """The derivative of a pointwise function, which may work in place, by autograd.
+
+    Hooks of others do not see what it saves: inside a checkpoint they would count it."""
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
         x = x.detach().requires_grad_()
         (found,) = torch.autograd.grad(function(x.clone()).sum(), x)
     return found

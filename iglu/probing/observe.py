@@ -114,7 +114,8 @@ class ActivationObserver(TorchFunctionMode):
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         name: str = getattr(function, "__name__", "")
-        if not args or not _is_observable(args[0]):
+        x = args[0] if args else kwargs.get("input")
+        if x is None or not _is_observable(x):
             return
         with torch._C.DisableTorchFunction():
             owner, chain, source = _caller(sys._getframe())
@@ -124,11 +125,12 @@ class ActivationObserver(TorchFunctionMode):
             if key not in self._sites:
                 name = name.strip("_")
                 label, places = self._label_and_places(owner, chain, function, name)
+                options = {key: value for key, value in kwargs.items() if key != "input"}
                 self._sites[key] = ObservedSite(
                     label, places, name, source, is_replaced_by_default(function),
-                    lambda x: function(x, *args[1:], **kwargs),
+                    lambda x: function(x, *args[1:], **options),
                 )  # fmt: skip
-            self._receive(self._sites[key], args[0])
+            self._receive(self._sites[key], x)
 
     def _label_and_places(
         self, owner: nn.Module | None, chain: Chain, function: Any, name: str

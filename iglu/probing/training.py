@@ -104,6 +104,7 @@ class _Inputs:
         self.stream = Stream(keep, sample=2, seed=0)
         self._site = site
         self._alive: Tensor | None = None
+        self._is_mixed = False  # inputs of different widths, whose units are not the same
 
     def add(self, x: Tensor) -> None:
         self.stream.add(x)
@@ -113,8 +114,13 @@ class _Inputs:
         unit = 1 if x.dim() > 3 else x.dim() - 1
         others = [dim for dim in range(x.dim()) if dim != unit]
         alive = derivative(self._site.function, x).abs().amax(others) >= VANISHING
-        self._alive = alive if self._alive is None else self._alive | alive
+        if self._alive is not None and self._alive.shape != alive.shape:
+            self._is_mixed = True
+        if not self._is_mixed:
+            self._alive = alive if self._alive is None else self._alive | alive
 
     @property
     def dead(self) -> float | None:
-        return None if self._alive is None else 1 - self._alive.float().mean().item()
+        if self._alive is None or self._is_mixed:
+            return None
+        return 1 - self._alive.float().mean().item()

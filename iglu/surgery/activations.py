@@ -156,6 +156,11 @@ def _required_arguments(function: types.FunctionType) -> int:
     return code.co_argcount + code.co_kwonlyargcount - optional
 
 
+def in_container(kind: type) -> str:
+    """Why a function in a list or a dict is not replaced."""
+    return f"it is in a {kind.__name__}: replace it there, or keep it in an attribute"
+
+
 def module_like(name: str, **options: Any) -> nn.Module:
     """A module that computes what the function of this name does with these settings."""
     options.pop("inplace", None)

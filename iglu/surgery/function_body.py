@@ -71,8 +71,15 @@ def name_of_body(function: types.FunctionType, is_method: bool = False) -> str |
         return None
     for name, known in _KNOWN.items():
         if torch.allclose(value.double(), known(x), rtol=1e-6, atol=1e-9):
-            return name
+            return name if name != "relu" or _is_relu_far_from_0(function, itself) else None
     return None
+
+
+def _is_relu_far_from_0(function: types.FunctionType, itself: list[Any]) -> bool:
+    """clamp(0, 255) keeps a range, and clamp(min=1e-12) keeps a logarithm finite: neither is a ReLU."""
+    x = torch.tensor([-1e4, -300.0, 300.0, 1e4], dtype=torch.float64)
+    with torch.no_grad():
+        return torch.equal(function(*itself, x.clone()).double(), F.relu(x))
 
 
 def _definition(code: types.CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -19,6 +19,7 @@ from iglu.modules import SigmaModule
 from iglu.surgery.activations import (
     function_name,
     has_parameters,
+    in_container,
     is_activation,
     is_replaced_by_default,
     module_like,
@@ -144,8 +145,8 @@ def _left_in_containers(model: nn.Module) -> Iterator[FunctionalCall]:
                 continue
             for key, each in value.items() if kind is dict else enumerate(value):
                 if function_name(each) is not None:
-                    reason = f"it is in a {kind.__name__}: replace it there, or keep it in an attribute"
-                    yield FunctionalCall(place, f"{name}[{key!r}]", type(module).__name__, reason)
+                    call = f"{name}[{key!r}]"
+                    yield FunctionalCall(place, call, type(module).__name__, in_container(kind))
 
 
 def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:

@@ -20,6 +20,7 @@ compiled again, and the module gets a subclass of its class with the new functio
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -27,6 +28,7 @@ import linecache
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,6 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from iglu.surgery.activations import in_container, is_table
 from iglu.surgery.in_place import CannotRewriteError, variable_to_bind
 from iglu.surgery.source_scan import (
     MISSING,
@@ -43,6 +46,7 @@ from iglu.surgery.source_scan import (
     Step,
     cell_contents,
     is_plain_call,
+    mangled,
     plain_function,
 )
 from iglu.surgery.source_text import (
@@ -79,6 +83,7 @@ class Plan:
 
     functions: tuple[FunctionPlan, ...]
     sites: tuple[tuple[Key, str], ...]
+    number: int = 0  # of plans for functions with the same source that are different objects
 
 
 class Rewritten:
@@ -86,6 +91,7 @@ class Rewritten:
 
     _iglu_original_class: ClassVar[type]
     _iglu_plan: ClassVar[Plan]
+    _iglu_holders: ClassVar[Mapping[str, Any]]  # the original functions, with their decorators
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """A new instance has none of the new children, so it is one of the original class."""
@@ -161,6 +167,8 @@ def _why_not_call(site: CallSite, scan: Scan) -> str:
             return "the function does not keep its module in its first argument"
     if use.context.is_default:
         return "it is the default value of an argument"
+    if use.key is not None and not is_table(site.value):
+        return in_container(type(site.value))
     if use.context.is_discarded:
         return "its result is discarded: it changes its input in place, which a module does not"
     if use.call is not None and not isinstance(site.value, type):
@@ -341,8 +349,11 @@ def _free_name(name: str, step: Step) -> str:
 
 
 def _stored_name(step: Step) -> str:
-    """The name of a method in its class, where private names are mangled."""
-    return next(name for name, value in vars(step.owner).items() if value is step.holder)
+    """The name of a method in its class, where private names are mangled; of several names of one function
+    that by which it was found."""
+    names = [name for name, value in vars(step.owner).items() if value is step.holder]
+    found = mangled(step.name, step.function)
+    return found if found in names else names[0]
 
 
 def _edits(site: CallSite, new: str, scan: Scan) -> list[Edit]:
@@ -376,35 +387,49 @@ def _first_argument(source: FunctionSource, step: Step, variable: str) -> Edit:
 
 # -- the generated class --------------------------------------------------------------------------
 
-_generated: dict[tuple[type, Plan], type] = {}
+# While a model has them: the functions of a class may keep a model alive in their cells.
+_generated: weakref.WeakValueDictionary[tuple[type, Plan], type[Rewritten]] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
 def rewrite(scan: Scan, chosen: Mapping[Key, str]) -> type:
-    """The class that makes children of these call sites of the module."""
+    """The class that makes children of these call sites of the module.
+
+    Closures that instances keep have the same source and different cells, and a method may be replaced
+    between two swaps: only the same functions share a class."""
     planner = _Planner(scan, chosen)
     plan = Plan(tuple(planner.functions()), tuple(sorted(chosen.items(), key=repr)))
     holders = {attribute: (step.holder, step.function) for attribute, step in planner.steps.items()}
-    return generate(scan.cls, plan, holders)
+    for number in itertools.count():
+        numbered = dataclasses.replace(plan, number=number)
+        cls = _generated.get((scan.cls, numbered))
+        if cls is None:
+            return generate(scan.cls, numbered, holders)
+        if all(cls._iglu_holders[name] is holder for name, (holder, _) in holders.items()):
+            return cls
+    raise AssertionError
 
 
 def generate(
     original: type, plan: Plan, holders: Mapping[str, tuple[Any, types.FunctionType]] | None = None
 ) -> type:
     """A subclass of the original class with the edited functions; the same one for the same edits."""
-    if (original, plan) in _generated:
-        return _generated[original, plan]
-    functions = {}
+    known = _generated.get((original, plan))
+    if known is not None:
+        return known
+    functions, kept = {}, {}
     for each in plan.functions:
         holder, function = holders[each.attribute] if holders is not None else _find(original, each)
         new = _edited(function, each)
         functions[each.attribute] = _wrapped_again(holder, function, new, each.takes_module)
+        kept[each.attribute] = holder
     namespace = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "_iglu_original_class": original,
         "_iglu_plan": plan,
+        "_iglu_holders": kept,
         **functions,
     }
     cls = types.new_class(original.__name__, (Rewritten, original), {}, lambda body: body.update(namespace))

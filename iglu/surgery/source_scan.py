@@ -11,6 +11,7 @@ import ast
 import builtins
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import nn
 from iglu.surgery.activations import (
     CONFIG_NAMES,
     TENSOR_METHODS,
+    function_name,
     is_activation,
     is_activation_class,
     is_table,
@@ -41,7 +43,7 @@ class Context(NamedTuple):
     """Where in a function an expression is."""
 
     is_nested: bool = False  # in a function or comprehension inside the function
-    hidden: frozenset[str] = frozenset()  # arguments of those functions
+    hidden: frozenset[str] = frozenset()  # names that those functions bind themselves
     is_discarded: bool = False  # a statement of its own
     is_default: bool = False  # of an argument of the function
     alias: str | None = None  # the local variable that the value is assigned to
@@ -142,9 +144,10 @@ class CallSite:
             is_method = len(use.chain) > 1 and call is not None and not (call.args or call.keywords)
             return functools.partial(module_like, name) if is_method and name in TENSOR_METHODS else None
         if use.key is not None:
+            if not is_table(value):
+                return self._kept_in_container()
             key = getattr(use.key, "value", None)
-            is_known = is_table(value) and key in CONFIG_NAMES
-            return functools.partial(value.__getitem__, key) if is_known else None
+            return functools.partial(value.__getitem__, key) if key in CONFIG_NAMES else None
         if isinstance(value, nn.Module):  # an object of the Python module, not of the model
             is_called = self.path is None and use.call is not None
             return (lambda: value) if is_called and is_activation(value) else None
@@ -155,6 +158,20 @@ class CallSite:
             return None  # an attribute of another module, which has it as a site
         known = pointwise_name(value)
         return None if known is None else functools.partial(module_like, known, **self._constants())
+
+    def _kept_in_container(self) -> Callable[[], Any] | None:
+        """The first activation function in a dict or list of the Python module or of a class.  What an
+        instance keeps is listed by its attributes."""
+        is_of_instance = (
+            self.path is not None
+            and isinstance(self.holder, nn.Module)
+            and (self.path[-1] in vars(self.holder))
+        )
+        if type(self.value) not in (dict, list, tuple) or is_of_instance:
+            return None
+        values = self.value.values() if isinstance(self.value, dict) else self.value
+        names = filter(None, map(function_name, values))
+        return next((functools.partial(module_like, name) for name in names), None)
 
     def _constants(self) -> dict[str, Any]:
         """The settings in a call that are written out as constants."""
@@ -279,7 +296,9 @@ class Scan:
     def value(self, node: ast.expr, step: Step) -> Any:
         """What a dotted name in a function stands for, MISSING if that is unknown."""
         chain = _chain(node)
-        return MISSING if chain is None else _resolve(chain, step, self.module, self.cls)[0]
+        if chain is None:
+            return MISSING
+        return _resolve(Use(chain, node, node, Context()), step, self.module, self.cls)[0]
 
     def _callee(self, site: CallSite) -> Step | None:
         """The function that is called, or handed on, there; None if its source is of no use."""
@@ -295,7 +314,7 @@ class Scan:
             if is_super and use.call is None:
                 return None
             classes = _after(self.cls, _super_owner(use.chain[0], step)) if is_super else self.cls.__mro__
-            owner, holder = _class_attribute(classes, _mangled(name, step.function))
+            owner, holder = _class_attribute(classes, mangled(name, step.function))
             if holder is value and not isinstance(value, staticmethod | classmethod):
                 kind = "super" if is_super else "method"
                 return Step(function, value, kind, name, owner, step, use)
@@ -324,7 +343,7 @@ class Scan:
         if step not in self._links_of:
             found = self._links_of[step] = []
             for use in _uses(step.function.__code__):
-                site = CallSite(use, *_resolve(use.chain, step, self.module, self.cls), step)
+                site = CallSite(use, *_resolve(use, step, self.module, self.cls), step)
                 callee = self._callee(site)
                 if callee is not None:
                     loops = (each for each in step.within() if each.identity == callee.identity)
@@ -396,11 +415,10 @@ def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
 def _inside(tree: ast.AST, field: str, context: Context) -> Context:
     """The context of a child of a node."""
     match tree:
-        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef():
-            names = {each.arg for each in ast.iter_child_nodes(tree.args) if isinstance(each, ast.arg)}
-            return Context(True, context.hidden | names)
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp() | ast.ClassDef():
-            return Context(True, context.hidden)
+        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return Context(True, context.hidden | _bound_names(tree))
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return Context(True, context.hidden | _bound_names(tree))
         case ast.Expr():
             return context._replace(is_discarded=True)
         case ast.Assign(targets=[ast.Name(id=name)]) if field == "value":
@@ -410,6 +428,28 @@ def _inside(tree: ast.AST, field: str, context: Context) -> Context:
         case ast.Call() if field == "func":  # nn.ReLU()(x)
             return context._replace(alias=None)
     return context._replace(is_discarded=False, alias=None)
+
+
+def _bound_names(tree: ast.AST) -> frozenset[str]:
+    """The names that a nested function or comprehension, or one inside it, binds."""
+    bound, declared = set[str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
+                bound.add(name)
+            case ast.alias():
+                bound.add(node.asname or node.name.partition(".")[0])
+            case ast.Global(names=names):
+                declared.update(names)
+    return frozenset(bound - declared)
 
 
 def _chain(node: ast.AST | None) -> Chain | None:
@@ -429,9 +469,9 @@ def _chain(node: ast.AST | None) -> Chain | None:
 # -- what a name stands for -----------------------------------------------------------------------
 
 
-def _resolve(chain: Chain, step: Step, module: nn.Module, cls: type) -> tuple[Any, Any]:
+def _resolve(use: Use, step: Step, module: nn.Module, cls: type) -> tuple[Any, Any]:
     """What the name stands for, and what its last part is an attribute of (None for a name without parts)."""
-    root, *rest = chain
+    root, *rest = use.chain
     function = step.function
     code = function.__code__
     cells = _cells(function)
@@ -440,12 +480,14 @@ def _resolve(chain: Chain, step: Step, module: nn.Module, cls: type) -> tuple[An
         if not step.of_self:
             return MISSING, None
         classes = _after(cls, _super_owner(root, step))
-        _, value = _class_attribute(classes, _mangled(rest[0], function))
+        _, value = _class_attribute(classes, mangled(rest[0], function))
         holder, rest = module, rest[1:]
     elif step.of_self and root == step.first_argument:
         value = module
-    elif root in code.co_varnames or root in code.co_cellvars:
+    elif root in use.context.hidden:
         return MISSING, None
+    elif root in code.co_varnames or root in code.co_cellvars:
+        value = _imported(root, function)
     elif root in cells:
         value = cells[root]
     else:
@@ -453,8 +495,42 @@ def _resolve(chain: Chain, step: Step, module: nn.Module, cls: type) -> tuple[An
     for name in rest:
         if value is MISSING:
             break
-        holder, value = value, _attribute(value, _mangled(name, function), module, cls)
+        holder, value = value, _attribute(value, mangled(name, function), module, cls)
     return value, holder
+
+
+def _imported(name: str, function: types.FunctionType) -> Any:
+    """What an import statement of the function binds the name to, MISSING if something else may."""
+    target = _imports(function.__code__).get(name)
+    if target is None:
+        return MISSING
+    home, attribute = target
+    value: Any = sys.modules.get(home, MISSING)
+    if attribute is None or value is MISSING:
+        return value
+    return vars(value).get(attribute, sys.modules.get(f"{home}.{attribute}", MISSING))
+
+
+@cached_by_code
+def _imports(code: types.CodeType) -> dict[str, tuple[str, str | None]]:
+    """The module, and the name in it, of what a function imports, for names that it binds nowhere else."""
+    source = read_function(code)
+    found: dict[str, tuple[str, str | None]] = {}
+    bound: list[str] = []
+    for node in ast.walk(source.node) if source is not None else ():
+        match node:
+            case ast.Import(names=names):
+                for each in names:
+                    top = each.name.partition(".")[0]
+                    found[each.asname or top] = (each.name if each.asname else top, None)
+                    bound.append(each.asname or top)
+            case ast.ImportFrom(module=str(home), names=names, level=0):
+                for each in names:
+                    found[each.asname or each.name] = (home, each.name)
+                    bound.append(each.asname or each.name)
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                bound.append(name)
+    return {name: target for name, target in found.items() if bound.count(name) == 1}
 
 
 def _cells(function: types.FunctionType) -> dict[str, Any]:
@@ -493,7 +569,7 @@ def _class_attribute(classes: tuple[type, ...], name: str) -> tuple[type | None,
     return None, MISSING
 
 
-def _mangled(name: str, function: types.FunctionType) -> str:
+def mangled(name: str, function: types.FunctionType) -> str:
     """The private names of a class, as they are stored."""
     scopes = function.__qualname__.split(".")
     if not name.startswith("__") or name.endswith("__") or len(scopes) < 2:

@@ -156,6 +156,10 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise UserError(f"{name} must be at least {least}, got {value}")
+        if self.dropout > 1:
+            raise UserError(f"dropout must be at most 1, got {self.dropout}")
+        if self.seed >= 2**63:
+            raise UserError(f"seed must be below 2**63, got {self.seed}")
         if self.subset == "authors" and self.subset_seed != 0:
             raise UserError(f"subset=authors needs subset_seed=0, got subset_seed={self.subset_seed}")
         # JSON turns a tuple into a list, which would make equal recipes differ.
@@ -251,8 +255,9 @@ _LEAST = {
     **dict.fromkeys(("lr", "weight_decay", "warmup_ratio", "max_grad_norm", "padding", "dropout",
                      "checkpoint_every", "seed", "subset_seed"), 0),
     **dict.fromkeys(("epochs", "steps_per_epoch", "batch_size", "gradient_accumulation", "ratio",
-                     "image_size", "task_epochs", "tasks_per_epoch", "context", "threads", "stop_after",
+                     "image_size", "task_epochs", "tasks_per_epoch", "threads", "stop_after",
                      "evaluate_every", "tails_every", "devices", "nodes"), 1),
+    "context": 2,  # the last token is only predicted
 }  # fmt: skip
 _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 EXECUTION = tuple(name for name, field in _FIELDS.items() if "execution" in field.metadata)

@@ -608,6 +608,22 @@ def test_the_direction_follows_from_the_metric_unless_it_is_given(metric: str, i
     assert _plan(metric=metric, lower_is_better=not is_lower).lower_is_better is not is_lower
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("lower_is_better", "false", "lower_is_better must be true or false, got 'false'"),
+        ("correction", "none", "correction must be 'holm'"),
+        ("looks", 3, "looks must be a list, got 3"),
+        ("looks", ["3"], "looks must be a list of numbers"),
+        ("activations", 5, "activations must be a list, got 5"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_checked(field: str, value: Any, message: str) -> None:
+    fields = {"task": "train", "activations": ["relu", "gelu"], "seeds": 6} | {field: value}
+    with pytest.raises(UserError, match=message):
+        make_plan(fields)
+
+
 def test_a_plan_is_read_back_as_it_was_written() -> None:
     plan = _plan(seeds=6, looks=[3, 6], spending=[0.01, 0.04], margin=0.5)
     Log(_folder("compare") / "runs.jsonl").begin(plan)

@@ -146,9 +146,10 @@ class _StopAt(Observer):
         return training.total_steps == self.step
 
 
-def test_a_stopped_run_resumes_to_the_same_numbers(finished: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [3, 4])  # in the middle and at the end of a row of two tasks
+def test_a_stopped_run_resumes_to_the_same_numbers(finished: Run, step: int, tmp_path: Path) -> None:
     recipe = finished.recipe
-    stopped = fit(recipe, out=tmp_path, observers=[_StopAt(3)])
+    stopped = fit(recipe, out=tmp_path, observers=[_StopAt(step)])
     assert stopped.status == "stopped"
     resumed = fit(recipe, out=tmp_path)
     assert resumed.without_timings() == finished.without_timings()

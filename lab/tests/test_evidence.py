@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("tyro", reason="the lab")
 
+from scipy.optimize import brentq
+from scipy.stats import nct as noncentral
 from scipy.stats import t as student
 
 from iglu.probing.sigma import RULES
@@ -64,14 +66,27 @@ def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
         assert f"better than sigma = 1 in {gained} and worse in {lost}" in RULES[rule].weakness
 
 
-def test_the_plan_says_what_ten_seeds_can_show() -> None:
-    """At a spread of .7, if pairing gains nothing: the quantiles of 5% over the comparisons and of 80%."""
+def detectable(error: float, freedom: int, level: float) -> float:
+    """The difference that a two-sided t-test finds with 80% power, from the noncentral t distribution."""
+    bound = student.ppf(1 - level / 2, freedom)
+    return error * brentq(lambda shift: noncentral.sf(bound, freedom, shift) - 0.8, 0.0, 30.0)
+
+
+def test_the_plan_says_what_its_seeds_can_show() -> None:
+    """Ten seeds at an SD of .7, if pairing gains nothing; three and five blocks of four at .68."""
     text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
-    one, nine = (
-        0.7 * math.sqrt(2 / 10) * (student.ppf(1 - 0.025 / comparisons, 9) + student.ppf(0.8, 9))
-        for comparisons in (1, 9)
-    )
+    one, nine = (detectable(0.7 * math.sqrt(2 / 10), 9, 0.05 / comparisons) for comparisons in (1, 9))
     assert f"{one:.2f} points for the one comparison of a claim and {nine:.2f} for".lstrip("0") in text
+    numbers = [
+        f"{detectable(0.68 / math.sqrt(seeds), 3 * (seeds - 1), level):.2f}"
+        for level in (0.05, 0.024)
+        for seeds in (5, 3)
+    ]
+    assert (
+        "{} points with five seeds and {} with three; at the level of a look it is {} and {}.".format(
+            *numbers
+        )
+    ) in text
 
 
 def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:
@@ -86,24 +101,25 @@ def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None
 
 
 def test_a_sealed_grid_is_counted_and_nothing_else(tmp_path: pathlib.Path) -> None:
-    """Ten seeds of a grid whose plan allows a look after eleven: no sample, no table, only their number."""
-    rows = (EVIDENCE / "sigma-resnet.jsonl").read_text(encoding="utf-8")
+    """Four seeds of a grid whose plan allows a look after five: no sample, no table, only their number."""
+    lines = (EVIDENCE / "sigma-resnet.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = "".join(line for line in lines if '"seed": 4,' not in line)
     plan = (EVIDENCE / "sigma-resnet.toml").read_text(encoding="utf-8")
     (tmp_path / "sigma-resnet.jsonl").write_text(rows, encoding="utf-8")
     (tmp_path / "sigma-resnet.toml").write_text(plan, encoding="utf-8")
     open_, looks = gather([tmp_path]), "\nlooks = [{}]\n"
-    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(5), encoding="utf-8")
+    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(4), encoding="utf-8")
     due = gather([tmp_path])
-    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(6), encoding="utf-8")
+    (tmp_path / "sigma-resnet.toml").write_text(plan + looks.format(5), encoding="utf-8")
     sealed = gather([tmp_path])
-    assert len(open_.runs) == len(due.runs) == len(sealed.sealed) == 70
+    assert len(open_.runs) == len(due.runs) == len(sealed.sealed) == 56
     assert open_.planned[0].samples
     assert due.planned[0].samples
     assert sealed.runs == []
     assert sealed.samples == {}
     assert sealed.planned[0].samples == {}
-    assert len(sealed.planned[0].recorded) == 70
-    assert any("70 of 70 runs" in source for source in sealed.sources)
+    assert len(sealed.planned[0].recorded) == 56
+    assert any("56 of 70 runs" in source for source in sealed.sources)
 
 
 # -- what is known of the first round, counted independently -------------------------------------------

@@ -18,12 +18,12 @@ from iglu_lab.report.content import ComparedTask, Difference
 from iglu_lab.report.curves import curves, learned_sigmas
 from iglu_lab.report.gather import Gathered, gather
 from iglu_lab.report.replication import repeated, replication_table
-from iglu_lab.report.summary import headlines, is_ours, per_sigma_table, summary_table
+from iglu_lab.report.summary import categories, headlines, is_ours, per_sigma_table, summary_table
 from iglu_lab.report.tables import all_tables
 from iglu_lab.runs.archive import add_to_archive
 from iglu_lab.runs.folder import Run
 from iglu_lab.stats.comparison import samples
-from iglu_lab.stats.statistics import Estimate
+from iglu_lab.stats.statistics import Estimate, holm
 
 LT = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", epochs=2, threads=1)
 GRID = """
@@ -174,6 +174,26 @@ def test_the_summary_lists_the_best_first_and_says_what_was_not_planned() -> Non
         "not run",
     ]
     assert any(note.startswith("Not planned:") for note in table.notes)
+
+
+def test_an_activation_that_diverged_in_every_seed_is_inconclusive(tmp_path: Path) -> None:
+    """It is counted, it is named, and it stays in the family of the p-values."""
+    runs = [
+        run_of(run.recipe, {}, "diverged") if run.recipe.activation == "iglu:5" else run
+        for run in grid_runs()
+    ]
+    tasks = planned(tmp_path, runs)
+    assert categories(tasks, "iglu:5", "relu") == {"inconclusive": 2}
+    assert "no number: iglu:5 (4 diverged)" in summary_table(tasks).rows[0][1].text
+    own = {
+        (name, ratio): 1.0 if name == "iglu:5" else float(ttest_rel(values, ACCURACIES["relu", ratio]).pvalue)
+        for (name, ratio), values in ACCURACIES.items()
+        if name != "relu"
+    }
+    adjusted = holm(own)
+    for task, ratio in zip(tasks, (100.0, 200.0), strict=True):
+        for one in task.differences:
+            assert one.p_value == pytest.approx(adjusted[one.activation, ratio])
 
 
 def test_one_seed_is_inconclusive_and_says_so(tmp_path: Path) -> None:

@@ -238,11 +238,34 @@ def test_a_field_with_several_values_is_run_with_each(tmp_path: Path) -> None:
         ('metric = "test_acc"\nreference = "relu"\nmodel = "pairs"', "paired"),
         ('metric = "test_acc"\nreference = "relu"\nlooks = [5, 3]', "ascend"),
         ('metric = "test_acc"\nreference = "relu"\nlooks = [3, 5]\nlooked = [5]', "before the last"),
+        ('metric = "test_acc"\nreference = "relu"\nlooks = 4', "looks of a plan must be a list"),
+        ('metric = "test_acc"\nreference = "relu"\nlooks = [9]', "at 9 seeds, but the grid has 5"),
+        ('metric = "test_acc"\nreference = "relu"\nmargin = "0.5"', "margin of a plan must be a number"),
+        ('metric = "test_acc"\nreference = "relu"\npilot = "false"', "pilot of a plan must be true or false"),
+        ('metric = "test_acc"\nreference = "relu"\nclaims = 3', "claims of a plan must be a table"),
     ],
 )
 def test_a_plan_that_does_not_fit_its_grid_is_refused(plan: str, message: str, tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text(f'recipes = ["digits"]\nactivations = ["relu", "gelu"]\n[plan]\n{plan}')
+    with pytest.raises(ValueError, match=message):
+        read_grid(str(grid))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("seeds = [1, 1, 2]", "each seed must be given once"),
+        ("lr = []", "lr must have a value, got an empty list"),
+        ("by_activation = 3", "by_activation must have a table"),
+        ("by_activation = { relu = 3 }", "by_activation must have a table"),
+        ("lr = [1e-3, 3e-3]", "the comparisons of a plan need one setting, got 2"),
+    ],
+)
+def test_a_grid_file_that_cannot_be_meant_is_refused(fields: str, message: str, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    plan = '[plan]\nmetric = "test_acc"\nreference = "relu"\nprimary = { a = ["gelu", "relu"] }'
+    grid.write_text(f'recipes = ["digits"]\nactivations = ["relu", "gelu"]\n{fields}\n{plan}')
     with pytest.raises(ValueError, match=message):
         read_grid(str(grid))
 
@@ -316,7 +339,11 @@ def test_a_sweep_shows_no_means_before_the_look_of_its_plan(
         shown, problems = capsys.readouterr()
         assert ("- ReLU" in swept) == ("- ReLU" in shown) == (not is_sealed)
         text = "The plan of small allows a look at 2 complete seeds, not at 1"
-        assert (text in swept.replace("\n", " ")) == (text in problems) == is_sealed
+        assert (text in swept.replace("\n", " ")) == (text in shown) == is_sealed
+        assert ("iglu report" in swept) == (not is_sealed)
+        assert problems == ""
+    assert cli.runs([*listed, "--filter", "relu"]) == 0
+    assert "No numbers are shown" not in capsys.readouterr().out
 
 
 def test_a_sweep_resumes_on_another_machine_from_an_archive(

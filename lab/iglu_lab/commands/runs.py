@@ -30,7 +30,7 @@ from iglu_lab.stats.comparison import (
 from iglu_lab.stats.tabulate import Cell, Table, Tone, csv_lines, terminal
 from iglu_lab.sweep.estimate import format_duration
 from iglu_lab.sweep.filters import make_filter
-from iglu_lab.sweep.grid import Grid, read_grid
+from iglu_lab.sweep.grid import read_grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,55 +62,43 @@ def main(argv: list[str]) -> int:
     flags = tyro.cli(RunsFlags, args=argv, prog="iglu runs")
     if flags.record is not None:
         check_writable(flags.record.parent)
-    grid = None if flags.grid is None else read_grid(flags.grid)
-    runs, references, problems = _chosen(flags, grid)
-    sealed = "" if grid is None else grid.sealed_reason(runs)
-    if sealed:
-        problems.append(f"no means are shown: {sealed}")
-    kept = {(row.setting, row.activation) for row in summarize(runs, flags.metric)}
-    rows = [
-        row
-        for row in summarize([*runs, *references], flags.metric)
-        if (row.setting, row.activation) in kept and not sealed
-    ]
-    if flags.metric is not None and not sealed and all(row.mean is None for row in rows):
-        known = {name for run in runs if run.history for name in run.last if is_number(run.last[name])}
-        raise UserError(
-            f"No finished run has the metric {flags.metric!r}. Metrics: {', '.join(sorted(known))}"
-        )
-    if flags.json:
-        body = {
-            "runs": [run_row(run) for run in runs],
-            "summary": [summary_row(row) for row in rows],
-            "problems": problems,
-        }
-        print(json.dumps(body, indent=1))
-    elif flags.csv:
-        listed = [run_row(run) for run in runs]
-        print(csv_lines([listed[0], *(row.values() for row in listed)]), end="")
+    runs, problems, sealed = _read(flags)
+    chosen, references = _chosen(runs, flags)
+    if not sealed:
+        _print(chosen, references, problems, flags)
+    elif flags.json or flags.csv:
+        raise UserError(f"No numbers are shown: {sealed}")
     else:
-        _show(runs, rows, flags)
+        print(f"{counted(len(chosen), 'run')}. No numbers are shown: {sealed}.")
     for problem in problems:
         print(f"iglu runs: {problem}", file=sys.stderr)
     if flags.record is not None:
-        new, total = add_to_archive(runs, flags.record)
+        new, total = add_to_archive(chosen, flags.record)
         print(f"iglu runs: {counted(new, 'run')} added to {flags.record}, which has {total}", file=sys.stderr)
     return 0
 
 
-def _chosen(flags: RunsFlags, grid: Grid | None) -> tuple[list[Run], list[Run], list[str]]:
-    """The runs that pass the filters, the runs of ReLU and GELU to compare them with if a filter leaves those
-    out, and what could not be read."""
+def _read(flags: RunsFlags) -> tuple[list[Run], list[str], str]:
+    """The runs of the folder, or those that belong to a grid, what could not be read, and why the plan of the
+    grid allows no look at them."""
     if not flags.folder.exists():
         raise missing(flags.folder)
     runs, problems = read_runs(flags.folder)
     if not runs:
         raise UserError(no_runs(flags.folder, problems))
-    if grid is not None:
-        names = {recipe.folder_name for recipe in grid.runs}
-        runs = [run for run in runs if run.name in names]
-        if not runs:
-            raise UserError(f"No run in {flags.folder} belongs to {flags.grid}")
+    if flags.grid is None:
+        return runs, problems, ""
+    grid = read_grid(flags.grid)
+    names = {recipe.folder_name for recipe in grid.runs}
+    runs = [run for run in runs if run.name in names]
+    if not runs:
+        raise UserError(f"No run in {flags.folder} belongs to {flags.grid}")
+    return runs, problems, grid.sealed_reason(runs)
+
+
+def _chosen(runs: Sequence[Run], flags: RunsFlags) -> tuple[list[Run], list[Run]]:
+    """The runs that pass the filters, and the runs of ReLU and GELU to compare them with if a filter leaves
+    those out."""
     for status in flags.status:
         if status not in STATUSES:
             raise UserError(f"--status must be one of {', '.join(STATUSES)}, got {status!r}")
@@ -126,7 +114,32 @@ def _chosen(flags: RunsFlags, grid: Grid | None) -> tuple[list[Run], list[Run], 
         if run.recipe.activation in set(REFERENCES) - shown
         and (setting_of(run.recipe), run.recipe.seed) in seeds
     ]
-    return chosen, references, problems
+    return chosen, references
+
+
+def _print(runs: Sequence[Run], references: Sequence[Run], problems: Sequence[str], flags: RunsFlags) -> None:
+    """The list of runs and the means, in the form of the flags."""
+    kept = {(row.setting, row.activation) for row in summarize(runs, flags.metric)}
+    rows = [
+        row for row in summarize([*runs, *references], flags.metric) if (row.setting, row.activation) in kept
+    ]
+    if flags.metric is not None and all(row.mean is None for row in rows):
+        known = {name for run in runs if run.evaluated for name in run.last if is_number(run.last[name])}
+        raise UserError(
+            f"No finished run has the metric {flags.metric!r}. Metrics: {', '.join(sorted(known))}"
+        )
+    if flags.json:
+        body = {
+            "runs": [run_row(run) for run in runs],
+            "summary": [summary_row(row) for row in rows],
+            "problems": problems,
+        }
+        print(json.dumps(body, indent=1))
+    elif flags.csv:
+        listed = [run_row(run) for run in runs]
+        print(csv_lines([listed[0], *(row.values() for row in listed)]), end="")
+    else:
+        _show(runs, rows, flags)
 
 
 def _show(runs: Sequence[Run], rows: Sequence[Summary], flags: RunsFlags) -> None:

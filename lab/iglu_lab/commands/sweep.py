@@ -144,14 +144,8 @@ def _sweep(
     if found.remaining and not stop.is_met():
         with SweepDisplay(console, len(found.remaining)) as display:
             results = _run(found.remaining, flags, stop.is_met, display)
-    found = grid_status(recipes, flags.out, elsewhere)
-    sealed = grid.sealed_reason(found.done)
-    if sealed:
-        console.say(f"No means are shown: {sealed}.")
-    else:
-        for table in summary_tables(summarize(found.done)):
-            console.print(terminal(table))
-    return _conclude(found, results, flags, stop, console)
+    sealed = grid.sealed_reason(grid_status(grid.runs, flags.out, elsewhere).done)
+    return _conclude(grid_status(recipes, flags.out, elsewhere), results, sealed, flags, stop, console)
 
 
 def _known(flags: SweepFlags) -> list[Run]:
@@ -231,11 +225,14 @@ def _totals(recipes: Sequence[Recipe], times: dict[Recipe, float], flags: SweepF
 def _conclude(
     found: GridStatus,
     results: Sequence[RunResult],
+    sealed: str,
     flags: SweepFlags,
     stop: StopCondition,
     console: Terminal,
 ) -> int:
-    """Show failures and what remains; return the exit status."""
+    """Show means unless they are sealed, failures and what remains; return the exit status."""
+    for table in [] if sealed else summary_tables(summarize(found.done)):
+        console.print(terminal(table))
     for run in found.done:
         if run.status == "diverged":
             console.say(f"diverged: {run.name}: {run.message}")
@@ -251,7 +248,9 @@ def _conclude(
         f"{total} in {flags.out}: {ended}, {len(failed)} failed, "
         f"{len(found.remaining) - len(failed)} remaining, {len(found.started)} of them started."
     )
-    if found.done:
+    if sealed:
+        console.say(f"No means are shown: {sealed}.")
+    elif found.done:
         console.say(f"To compare with the paper: iglu report {flags.out}", "dim")
     if flags.target == "table5" and found.done:
         console.say(f"iglu probe {flags.out} shows their tail indices, by the paper's method and by ours.")

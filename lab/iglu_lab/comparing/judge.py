@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from iglu_lab.comparing.plan import FEWEST_SEEDS, LEVEL
 from iglu_lab.stats.contrasts import (
+    UNKNOWN,
     Category,
     MeanDifference,
     against_diverged,
@@ -24,8 +25,6 @@ from iglu_lab.stats.contrasts import (
     paired,
 )
 from iglu_lab.stats.statistics import minimum_detectable_difference, seeds_needed
-
-_UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # p = 1, and in no margin
 
 
 class Case(NamedTuple):
@@ -57,7 +56,7 @@ def judge_all(
     """Judge one family of comparisons.  Those without a number stay in the family: with p = 1."""
     differences = {name: _difference(case) for name, case in cases.items()}
     reasons = {name: _reason(each, cases[name]) for name, each in differences.items()}
-    family = {name: _UNKNOWN if each is None or reasons[name] else each for name, each in differences.items()}
+    family = {name: UNKNOWN if each is None or reasons[name] else each for name, each in differences.items()}
     found = {each.text: each for each in judge(family, margin or 0.0, lower_is_better, level, level)}
     strictest = level / len(cases)
     verdicts = {}

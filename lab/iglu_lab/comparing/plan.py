@@ -13,7 +13,7 @@ import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,9 @@ class Plan:
 def make_plan(given: Mapping[str, Any]) -> Plan:
     """Check and complete the fields of a plan."""
     fields = {name: value for name, value in given.items() if value is not None}
+    for name in ("activations", "looks", "spending"):
+        if name in fields and (isinstance(fields[name], str) or not isinstance(fields[name], Sequence)):
+            raise UserError(f"{name} must be a list, got {fields[name]!r}")
     names = fields.get("activations", ())
     if isinstance(names, str) or len(names) < 2:
         got = f"got {names!r}" if names else "got none"
@@ -107,10 +110,17 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
     if margin is not None and not (isinstance(margin, int | float) and 0 < margin < float("inf")):
         raise UserError(f"margin must be a number above 0, in units of the metric, got {margin!r}")
     lower = fields.get("lower_is_better")
+    if lower is not None and type(lower) is not bool:
+        raise UserError(f"lower_is_better must be true or false, got {lower!r}")
+    for name, kinds in (("looks", (int,)), ("spending", (int, float))):
+        if any(type(each) not in kinds for each in fields.get(name, ())):
+            raise UserError(f"{name} must be a list of numbers, got {list(fields[name])!r}")
+    if fields.get("correction", "holm") != "holm":
+        raise UserError(f"correction must be 'holm', got {fields['correction']!r}")
     looks, spending = _looks(tuple(fields.get("looks", ())), tuple(fields.get("spending", ())), seeds)
     return Plan(
         task=fields["task"], activations=activations, reference=reference, metric=metric,
-        lower_is_better=is_lower_better(metric) if lower is None else bool(lower), seeds=seeds,
+        lower_is_better=is_lower_better(metric) if lower is None else lower, seeds=seeds,
         margin=None if margin is None else float(margin), looks=looks, spending=spending,
         code=fields.get("code", ""),
     )  # fmt: skip

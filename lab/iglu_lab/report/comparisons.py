@@ -75,6 +75,12 @@ def _adjusted(group: Sequence[ComparedTask], references: Sequence[str]) -> list[
         for one in differences
         if one.found.has_interval
     }
+    # What has no number because runs diverged stays in the family.
+    p_values |= {
+        (place, name): 1.0
+        for place, (task, reference) in enumerate(zip(group, references, strict=True))
+        for name in replace(task, differences=tuple(found[place]), reference=reference).lost(reference)
+    }
     adjusted = holm(p_values)
     return [
         [replace(one, p_value=adjusted.get((place, one.activation), math.nan)) for one in differences]

@@ -133,6 +133,18 @@ class ComparedTask:
     parts: tuple[Difference, ...] = ()  # to the reference, by the number of images of a class
     losses: tuple[Difference, ...] = ()  # to the reference, of the test loss
 
+    def lost(self, reference: str) -> list[str]:
+        """Activations without a difference to the reference because runs diverged: inconclusive."""
+        other = self.samples.get(reference)
+        if other is None:
+            return []
+        known = {reference, *(one.activation for one in self.differences_to(reference))}
+        return [
+            name
+            for name, sample in self.samples.items()
+            if name not in known and (sample.diverged or other.diverged)
+        ]
+
     def differences_to(self, reference: str) -> list[Difference]:
         """To ReLU or GELU; empty where that was not run."""
         found = self.differences if self.reference == reference else self.to_gelu

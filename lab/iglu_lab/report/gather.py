@@ -24,7 +24,7 @@ from iglu_lab.runs.folder import Run
 from iglu_lab.runs.provenance import describe_provenance
 from iglu_lab.stats.comparison import Sample, counted, distinct, is_number, samples
 from iglu_lab.storage import shown
-from iglu_lab.sweep.grid import Grid, Plan, read_grid
+from iglu_lab.sweep.grid import Grid, Plan, key_of, read_grid
 
 Samples = Mapping[Recipe, Mapping[str, Sample]]
 
@@ -37,15 +37,23 @@ class PlannedGrid:
     grid: Grid
     plan: Plan
     samples: Samples
-    recorded: Sequence[Run]  # its runs, also while they may only be counted
+    members: Sequence[Run]  # its runs, also unfinished ones, and while they may only be counted
     is_sealed: bool  # its runs may be counted and nothing else; those of a pilot always
 
     @classmethod
     def of(cls, grid: Grid, plan: Plan, runs: Iterable[Run]) -> PlannedGrid:
-        names = {recipe.folder_name for recipe in grid.runs}
-        recorded = [run for run in runs if run.name in names]
-        is_sealed = plan.pilot or plan.is_sealed(grid.complete_seeds(recorded))
-        return cls(grid, plan, samples([] if is_sealed else recorded), recorded, is_sealed)
+        recipes = grid.keys
+        members = [run for run in runs if key_of(run.recipe) in recipes]
+        is_sealed = plan.pilot or plan.is_sealed(grid.complete_seeds(members))
+        # A run that was to stop early has numbers of another epoch.
+        shown = [run for run in members if run.recipe.last_epoch == recipes[key_of(run.recipe)].last_epoch]
+        return cls(grid, plan, samples([] if is_sealed else shown), members, is_sealed)
+
+    @property
+    def recorded(self) -> list[Run]:
+        """Those that are done."""
+        recipes = self.grid.keys
+        return [run for run in self.members if run.is_done_for(recipes[key_of(run.recipe)])]
 
     @property
     def is_second_round(self) -> bool:
@@ -166,8 +174,8 @@ def _seal(found: Gathered) -> None:
     """Take the runs that may only be counted out of all that is shown."""
     sealed: dict[str, Run] = {}
     for planned in found.planned:
-        if planned.is_sealed and planned.recorded:
-            sealed |= {run.name: run for run in planned.recorded}
+        if planned.is_sealed and planned.members:
+            sealed |= {run.name: run for run in planned.members}
             why = "a pilot, in no comparison" if planned.plan.pilot else "sealed until its next look"
             count = f"{len(planned.recorded)} of {len(planned.grid.runs)} runs"
             found.sources.append(f"{planned.grid.title}: {count}; {why}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from iglu_lab.report.gather import PlannedGrid
 from iglu_lab.stats.comparison import Sample, activation_order, lower_is_better, samples
 from iglu_lab.stats.contrasts import (
+    UNKNOWN,
     Category,
     ComparisonResult,
     MeanDifference,
@@ -19,8 +20,8 @@ from iglu_lab.stats.contrasts import (
     judge,
     paired,
 )
-from iglu_lab.stats.statistics import estimate, paired_difference
-from iglu_lab.sweep.grid import Contrast
+from iglu_lab.stats.statistics import Estimate, estimate
+from iglu_lab.sweep.grid import RATES, Contrast
 
 DEFAULT_MARGIN = 0.5  # points, where a plan names none
 FIXED_RATE = 1e-3  # of the grid learning-rate, at which every activation is judged as well
@@ -43,7 +44,14 @@ class Judged(NamedTuple):
     def is_significant(self) -> bool:
         return self.category in ("better", "worse")
 
+    @property
+    def estimate(self) -> Estimate | None:
+        """The difference, None without a common seed."""
+        return None if self.result.difference is UNKNOWN else self.result.difference.estimate
+
     def describe(self, unit: str = "points") -> str:
+        if self.estimate is None:
+            return "inconclusive: fewer than two seeds have a number for both"
         text = self.result.describe(unit)
         if self.category == self.result.category:
             return text
@@ -66,13 +74,15 @@ def values_of(planned: PlannedGrid, metric: str) -> dict[str, dict[int, float]]:
 def differences(
     planned: PlannedGrid, values: Values, contrasts: Sequence[Contrast]
 ) -> dict[str, MeanDifference]:
-    """Of the contrasts whose activations have at least two seeds in common, with blocks all activations."""
+    """UNKNOWN where the activations, with blocks all of them, have fewer than two seeds in common: such a
+    comparison stays in its family."""
     is_blocked = planned.plan.model == "blocks"
     found = {}
     for each in contrasts:
         names = {*each.plus, *each.minus, *(values if is_blocked else ())}
-        if len(common_seeds({name: values.get(name, {}) for name in names})) > 1:
-            found[each.text] = (blocked if is_blocked else paired)(values, each.plus, each.minus)
+        is_known = len(common_seeds({name: values.get(name, {}) for name in names})) > 1
+        compare = blocked if is_blocked else paired
+        found[each.text] = compare(values, each.plus, each.minus) if is_known else UNKNOWN
     return found
 
 
@@ -82,7 +92,7 @@ def unit_of(metric: str) -> str:
 
 def judged(planned: PlannedGrid) -> list[Judged]:
     """Every comparison of an open grid, by the rule of its plan."""
-    return judged_rates(planned) if planned.grid.title == "learning-rate" else judged_contrasts(planned)
+    return judged_rates(planned) if planned.grid.title == RATES else judged_contrasts(planned)
 
 
 class _Compared(NamedTuple):
@@ -118,7 +128,7 @@ def _judge_family(
     plan, known = planned.plan, samples_of(planned)
 
     def lost(keys: Sequence[Key]) -> int:
-        return sum(len(known[key].diverged) for key in dict.fromkeys(keys))
+        return sum(len(known[key].diverged) for key in dict.fromkeys(keys) if key in known)
 
     results = judge(
         {text: each.difference for text, each in compared.items()},
@@ -156,24 +166,25 @@ def judged_rates(planned: PlannedGrid) -> list[Judged]:
     interactions: dict[str, _Compared] = {}
     for text, (one,), (other,) in (*plan.primary, *plan.secondary):
         fixed = [(one, FIXED_RATE), (other, FIXED_RATE)]
-        chosen = [(one, rates[one]), (other, rates[other])]
+        chosen = [(name, rates.get(name, FIXED_RATE)) for name in (one, other)]
         at_fixed, at_chosen = gap(*fixed), gap(*chosen)
-        if min(len(at_fixed), len(at_chosen)) < 2:
-            continue
-        mean = MeanDifference.of(estimate(at_fixed.values()))
-        pairs[f"{text}, at {FIXED_RATE:g}"] = _Compared(mean, fixed[:1], fixed[1:])
+        pairs[f"{text}, at {FIXED_RATE:g}"] = _Compared(_mean(at_fixed), fixed[:1], fixed[1:])
         if chosen == fixed:
             continue
-        mean = MeanDifference.of(estimate(at_chosen.values()))
-        pairs[f"{text}, at {rates[one]:g} and {rates[other]:g}"] = _Compared(mean, chosen[:1], chosen[1:])
-        change = paired_difference(at_chosen, at_fixed)
-        if change is not None and change.has_interval:
-            every = fixed + chosen  # a diverged run of any leaves the interaction undecided
-            interactions[f"{text}, interaction"] = _Compared(MeanDifference.of(change), every, every)
+        where = f"at {chosen[0][1]:g} and {chosen[1][1]:g}"
+        pairs[f"{text}, {where}"] = _Compared(_mean(at_chosen), chosen[:1], chosen[1:])
+        both = at_chosen.keys() & at_fixed.keys()
+        change = _mean({seed: at_chosen[seed] - at_fixed[seed] for seed in both})
+        every = fixed + chosen  # a diverged run of any leaves the interaction undecided
+        interactions[f"{text}, interaction"] = _Compared(change, every, every)
     return [
         *_judge_family(planned, "pairs", pairs),
         *_judge_family(planned, "interactions", interactions),
     ]
+
+
+def _mean(gaps: Mapping[int, float]) -> MeanDifference:
+    return MeanDifference.of(estimate(gaps.values())) if len(gaps) > 1 else UNKNOWN
 
 
 def pilot_means(pilot: PlannedGrid) -> dict[str, dict[float, float]]:

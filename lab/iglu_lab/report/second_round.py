@@ -25,8 +25,10 @@ from iglu_lab.report.planned import (
     values_of,
 )
 from iglu_lab.stats.comparison import METRIC_LABELS, digits_of
+from iglu_lab.stats.contrasts import UNKNOWN
 from iglu_lab.stats.statistics import estimate, t_quantile
 from iglu_lab.stats.tabulate import Table, estimated, numbered, p_cell
+from iglu_lab.sweep.grid import RATES
 
 
 def second_round_tables(found: Gathered) -> list[Table]:
@@ -46,7 +48,7 @@ _QUESTIONS = {
     "plasticity-labels": "Does IGLU stay able to learn? Tasks with random labels",
     "plasticity-pixels": "Does IGLU stay able to learn? Tasks with permuted pixels",
     "paper-lt": "Does IGLU gain at 100:1 under the paper's full protocol?",
-    "learning-rate": "Does the ranking change if each activation has its own learning rate?",
+    RATES: "Does the ranking change if each activation has its own learning rate?",
 }
 
 
@@ -73,7 +75,7 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
 def _outcome_tables(planned: PlannedGrid, found: Gathered) -> Iterator[Table]:
     """The outcomes, with the conclusion of the grid below them, and what else its rule asks for."""
     comparisons = judged(planned)
-    if planned.grid.title == "learning-rate":
+    if planned.grid.title == RATES:
         notes = [*_rates_conclusion(planned, comparisons), *_rate_losses(planned, found), _RATES_NOTE]
     else:
         conclude = _CONCLUSIONS.get(planned.grid.title)
@@ -97,7 +99,7 @@ _RATES_NOTE = (
 def _outcomes_table(planned: PlannedGrid, comparisons: Sequence[Judged], notes: Sequence[str]) -> Table:
     metric, title = planned.plan.metric, planned.grid.title
     rows = [
-        (each.result.text, each.family, estimated(each.result.difference.estimate, digits_of(metric), "+"),
+        (each.result.text, each.family, estimated(each.estimate, digits_of(metric), "+"),
          p_cell(each.result.p_value), each.describe(unit_of(metric)))
         for each in comparisons
     ]  # fmt: skip
@@ -118,7 +120,7 @@ def side_by_side(found: Gathered, titles: Sequence[str], title: str) -> list[Tab
             metric = planned.plan.metric
             cells += (
                 ["", ""] if each is None
-                else [estimated(each.result.difference.estimate, digits_of(metric), "+"),
+                else [estimated(each.estimate, digits_of(metric), "+"),
                       each.describe(unit_of(metric))]
             )  # fmt: skip
         rows.append(cells)
@@ -201,7 +203,7 @@ def _paper_conclusion(planned: PlannedGrid, comparisons: Sequence[Judged]) -> li
     contrast, setting = planned.plan.primary[0], next(iter(planned.samples))
     published = published_accuracies(setting)
     own = differences(planned, values_of(planned, paper.BALANCED), [contrast])
-    if not own or not {*contrast.plus, *contrast.minus} <= published.keys():
+    if own[contrast.text] is UNKNOWN or not {*contrast.plus, *contrast.minus} <= published.keys():
         return []
     one, other = (
         statistics.fmean(published[name] for name in side) for side in (contrast.plus, contrast.minus)

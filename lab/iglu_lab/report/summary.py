@@ -46,6 +46,7 @@ def categories(tasks: Sequence[ComparedTask], activation: str, reference: str) -
             if one.activation == activation:
                 is_narrow = one.within == "within 0.5 points"
                 found["equivalent within 0.5 points" if is_narrow else one.category] += 1
+        found["inconclusive"] += activation in task.lost(reference)
     return found
 
 
@@ -149,6 +150,8 @@ def _outcomes_text(task: ComparedTask, reference: str) -> str:
         f"{category}: {', '.join(f'{one.activation} {describe_difference(one)}' for one in found)}"
         for category, found in task_outcomes(task, reference).items()
     ]
+    lost = [f"{name} ({len(task.samples[name].diverged)} diverged)" for name in task.lost(reference)]
+    parts += [f"no number: {', '.join(lost)}"] if lost else []
     return "; ".join(parts) or "not run"
 
 
@@ -224,7 +227,9 @@ def limits(found: Gathered) -> list[str]:
     grids = {planned.grid.title: planned for planned in found.first_round if planned.samples}
     if not {"lt", "text"} <= grids.keys():
         return []
-    ((setting, of),) = grids["lt"].common.items()
+    setting, of = next(iter(grids["lt"].common.items()))
+    if not all(name in of and of[name].runs for name in ("relu", "iglu:learnable=5")):
+        return []
     train, test = (statistics.fmean(of["relu"].values(name).values()) for name in ("train_acc", "test_acc"))
     sigmas = [
         sigma
@@ -249,6 +254,6 @@ def limits(found: Gathered) -> list[str]:
         "The rules for sigma owe their mean gain to one network.",
         "p-values are adjusted within a grid and not over all grids.",
         "The margins of equivalence were chosen after the first round's runs.",
-        "The learning rate is the same for every activation and was not tuned.",
+        "In the first round the learning rate is the same for every activation and was not tuned.",
         "The name of the processor is masked where these runs were made, so that its model is not known.",
     ]

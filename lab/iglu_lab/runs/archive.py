@@ -81,15 +81,22 @@ def is_archive(path: Path) -> bool:
 
 
 def add_to_archive(runs: Iterable[Run], path: Path) -> tuple[int, int]:
-    """Add the completed runs that the file does not have yet; return the number added and the total."""
+    """Add the completed runs that the file does not have yet, or has with fewer epochs, which it then
+    replaces; return the number added and the total."""
     kept: list[Run] = []
     problems: list[str] = []
     if path.exists():
         read_into(path, kept, problems)
     if problems:
         raise UserError(f"{problems[0]}; nothing was written")
-    known = {run.name for run in kept}
-    new = [run for run in runs if run.is_done_for(run.recipe) and run.name not in known]
+    known = {run.name: len(run.history) for run in kept}
+    new = [
+        run
+        for run in runs
+        if run.is_done_for(run.recipe) and (run.name not in known or known[run.name] < len(run.history))
+    ]
+    names = {run.name for run in new}
+    kept = [run for run in kept if run.name not in names]
     starts: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     for run in (*kept, *new):

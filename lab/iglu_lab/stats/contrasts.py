@@ -69,6 +69,9 @@ class MeanDifference(NamedTuple):
         return 2 if pairs == 0 else seeds_needed(margin, pairs / math.sqrt(2))
 
 
+UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # of too few numbers: p = 1, and in no margin
+
+
 def common_seeds(values: Values) -> list[int]:
     """The seeds that all activations have."""
     return sorted(set.intersection(*(set(of) for of in values.values()))) if values else []

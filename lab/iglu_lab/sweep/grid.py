@@ -7,26 +7,36 @@ state, so it can be resumed at any time, also with more seeds or activations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from iglu.functional import check_choice
 from iglu_lab import paper
 from iglu_lab.errors import UserError, as_user_errors, collect_problems, missing, unknown
-from iglu_lab.recipes import Recipe, check_field, get_recipe
+from iglu_lab.recipes import Recipe, check_field, get_recipe, is_plain_number, spec_of
 from iglu_lab.runs.folder import RECIPE, Run, read_run
+from iglu_lab.stats.comparison import setting_of
 from iglu_lab.storage import read_toml
 from iglu_lab.training.workloads import check_names
 
 TABLES = (*(f"table{number}" for number in paper.RUN_TABLES), "table5")
 SEEDS = 5  # the default number
+RATES = "learning-rate"  # the grid whose plan compares activations at two learning rates each
 
 # Set by the grid itself.
 _GRID_FIELDS = {"name": "recipes", "activation": "activations", "seed": "seeds"}
 
 
 Model = Literal["paired", "blocks"]
+Key = tuple[Recipe, str, int]
+
+
+def key_of(recipe: Recipe) -> Key:
+    """Setting, activation and seed: equal for runs that a plan does not tell apart.  Memory format,
+    compilation, the spelling of the activation and where a run stops early are left out."""
+    setting = setting_of(recipe.replace(stop_after=None))
+    return setting, str(spec_of(recipe.activation)), recipe.seed
 
 
 class Contrast(NamedTuple):
@@ -85,13 +95,18 @@ class Grid(NamedTuple):
         recipes = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
         return tuple(dict.fromkeys(recipes))
 
+    @property
+    def keys(self) -> dict[Key, Recipe]:
+        """Its runs by what identifies them in a plan."""
+        return {key_of(recipe): recipe for recipe in self.runs}
+
     def complete_seeds(self, runs: Iterable[Run]) -> int:
-        """The number of seeds of which all runs are finished or diverged."""
-        done = {run.name for run in runs if run.is_complete or run.status == "diverged"}
-        return sum(
-            all(recipe.replace(seed=seed).folder_name in done for recipe in self.recipes)
-            for seed in self.seeds
-        )
+        """The number of seeds of which all runs diverged or have all epochs of the grid."""
+        recipes = self.keys
+        done = {
+            key for run in runs if (key := key_of(run.recipe)) in recipes and run.is_done_for(recipes[key])
+        }
+        return sum(all(key in done for key in recipes if key[2] == seed) for seed in self.seeds)
 
     def sealed_reason(self, runs: Iterable[Run]) -> str:
         """Why the results of these runs must not be shown yet; empty if they may."""
@@ -158,7 +173,11 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
         seeds = list(range(seeds))
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
         raise UserError(f"seeds must be a number of seeds or a list of them, got {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"each seed must be given once, got {seeds!r}")
     special = content.get("by_activation", {})
+    if not isinstance(special, dict) or not all(isinstance(each, dict) for each in special.values()):
+        raise UserError(f"by_activation must have a table of fields for each activation, got {special!r}")
     for activation in special:
         with as_user_errors():
             check_choice("an activation of by_activation", activation, activations)
@@ -171,7 +190,28 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
         for activation, arm in zip(activations, row, strict=True)
         if arm is not None
     )
-    return Grid(title, recipes, tuple(seeds), _plan(content.get("plan"), activations))
+    grid = Grid(title, recipes, tuple(seeds), _plan(content.get("plan"), activations))
+    _check_plan_fits(grid)
+    return grid
+
+
+def _check_plan_fits(grid: Grid) -> None:
+    """Comparisons are of one setting; only the grid of learning rates has two of them."""
+    plan = grid.plan
+    if plan is None:
+        return
+    if plan.looks and plan.looks[-1] > len(grid.seeds):
+        raise UserError(f"the last look is at {plan.looks[-1]} seeds, but the grid has {len(grid.seeds)}")
+    settings: dict[str, set[Recipe]] = {}
+    for recipe in grid.recipes:
+        setting = setting_of(recipe)
+        same_rate = setting.replace(lr=1.0) if grid.title == RATES else setting
+        settings.setdefault(recipe.activation, set()).add(same_rate)
+    most = max(map(len, settings.values()))
+    if (plan.primary or plan.secondary) and most > 1:
+        raise UserError(
+            f"the comparisons of a plan need one setting, got {most}: write one grid for each of them"
+        )
 
 
 def _choices(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -179,8 +219,34 @@ def _choices(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     several = {
         name: values for name, values in fields.items() if isinstance(values, list) and name != "color_jitter"
     }
+    for name, values in several.items():
+        if not values:
+            raise UserError(f"{name} must have a value, got an empty list")
     for chosen in itertools.product(*several.values()):
         yield fields | dict(zip(several, chosen, strict=True))
+
+
+def _is_positive(value: Any) -> bool:
+    return is_plain_number(value) and value > 0
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and each > 0 for each in value)
+
+
+def _is_lists(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, list) for each in value.values())
+
+
+_TEXT = (lambda value: isinstance(value, str), "a string")
+_NUMBER = (_is_positive, "a number above 0")
+_COUNTS = (_is_counts, "a list of numbers of seeds")
+_LISTS = (_is_lists, "a table that has a list of activations for each text")
+_PLAN_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "metric": _TEXT, "reference": _TEXT, "sd": _NUMBER, "margin": _NUMBER, "look_level": _NUMBER,
+    "looks": _COUNTS, "looked": _COUNTS, "claims": _LISTS, "primary": _LISTS, "secondary": _LISTS,
+    "pilot": (lambda value: type(value) is bool, "true or false"),
+}  # fmt: skip
 
 
 def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
@@ -189,6 +255,9 @@ def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
     if not isinstance(content, dict) or not {"metric", "reference"} <= content.keys() <= set(Plan._fields):
         optional = ", ".join(name for name in Plan._fields if name not in ("metric", "reference"))
         raise UserError(f"plan must have metric and reference, may have {optional}, got {content!r}")
+    for name, (is_right, expected) in _PLAN_FIELDS.items():
+        if name in content and not is_right(content[name]):
+            raise UserError(f"{name} of a plan must be {expected}, got {content[name]!r}")
     claims = {text: tuple(pair) for text, pair in content.get("claims", {}).items()}
     for pair in claims.values():
         if len(pair) != 2:

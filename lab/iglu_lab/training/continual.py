@@ -120,6 +120,7 @@ class ContinualLoop(Loop):
 
     def evaluate(self) -> dict[str, float]:
         training, recipe = self.training, self.recipe
+        self.workload.number = training.total_steps - 1  # after resuming, no task was learned in this process
         found = {"dead_units": dead_units(self.network, self.workload.data(self.workload.number)[0])}
         first = math.floor((1 - SCORED) * recipe.epochs)  # of the rows that are scored
         if training.epoch >= first:

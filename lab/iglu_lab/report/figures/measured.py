@@ -55,7 +55,8 @@ def _speeds(found: Gathered) -> Iterator[Figure]:
 def _comparisons(found: Gathered) -> Iterator[Figure]:
     """Of each open grid whose plan names its comparisons: the gains with their intervals, and the margin."""
     for planned in found.planned:
-        shown = judged(planned) if planned.is_second_round and planned.samples else []
+        is_open = planned.is_second_round and planned.samples
+        shown = [each for each in (judged(planned) if is_open else ()) if each.estimate is not None]
         if not shown:
             continue
         margin, unit = shown[0].result.margin, unit_of(planned.plan.metric)

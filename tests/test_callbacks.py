@@ -395,7 +395,8 @@ def test_lightning_logs_every_so_many_steps_of_several_optimizers(tmp_path: Path
     trainer = lightning.Trainer(
         max_epochs=1, limit_train_batches=12, accelerator="cpu", devices=1,
         logger=CSVLogger(tmp_path, name="", version=""), callbacks=[TailCallback(every=8)],
-        log_every_n_steps=4, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        log_every_n_steps=4, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Alternating(), data)
     with open(tmp_path / "metrics.csv", encoding="utf-8") as file:

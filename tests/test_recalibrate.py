@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import iglu
 from iglu.calibration import closed_form
 from iglu.calibration.dataflow import find_targets
 
-NO_BIAS = "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
+NO_BIAS = "it has no bias to shift, and least squares cannot fit it: "
 
 
 def batches(count=10, size=128, features=6, seed=0, dtype=torch.float32):
@@ -211,7 +212,7 @@ def test_least_squares_needs_as_many_rows_as_inputs():
     like = perceptron(bias=False)[:3]
     few = [batch[:11] for batch in batches(3)]
     record = iglu.recalibrate(swapped(like), few, like=like)
-    assert [each.reason for each in record.left] == [NO_BIAS]
+    assert [each.reason for each in record.left] == [NO_BIAS + "22 rows for 24 inputs are too few"]
     enough = [batch[:12] for batch in batches(3)]
     assert not any(
         "too few" in each.reason for each in iglu.recalibrate(swapped(like), enough, like=like).left
@@ -260,6 +261,103 @@ def test_the_layers_of_a_decoder_have_the_mask_of_the_decoder():
         plain = getattr(unmasked, name)[2].bias
         torch.testing.assert_close(biases[False], plain)
         assert (biases[True] - plain).abs().max() > 1e-3
+
+
+# -- autocast and the default device -----------------------------------------------------------------
+
+
+def under_autocast(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(batch)
+
+
+def calibrate_inside(like, forward):
+    model = swapped(like)
+    with torch.autocast("cpu", torch.bfloat16):
+        return model, iglu.recalibrate(model, batches(), like=like, forward=forward)
+
+
+def calibrate_by_swap(like, forward):
+    model = copy.deepcopy(like)
+    with torch.autocast("cpu", torch.bfloat16):
+        return model, iglu.swap(model, "relu", recalibrate=batches()).recalibration
+
+
+def calibrate_with_forward(like, forward):
+    model = swapped(like)
+    return model, iglu.recalibrate(model, batches(), like=like, forward=under_autocast)
+
+
+@pytest.mark.parametrize("calibrate", [calibrate_inside, calibrate_by_swap, calibrate_with_forward])
+def test_under_autocast_the_model_gets_as_near_to_the_original_as_in_float32(calibrate):
+    like = perceptron()
+    reference = swapped(like)
+    iglu.recalibrate(reference, batches(), like=like)
+    model, record = calibrate(like, None)
+    assert [(each.place, each.method) for each in record.corrected] == [
+        ("2", "least-squares"),
+        ("4", "least-squares"),
+    ]
+    data = batches(seed=1)
+    assert error(model, like, data) == pytest.approx(error(reference, like, data), rel=0.02)
+
+
+def test_to_relu_under_autocast_gets_as_near_as_in_float32():
+    like = perceptron(lambda: iglu.IGLU(3.0))
+    reference, model = copy.deepcopy(like), copy.deepcopy(like)
+    iglu.to_relu(reference, batches())
+    with torch.autocast("cpu", torch.bfloat16):
+        iglu.to_relu(model, batches())
+    data = batches(seed=1)
+    assert error(model, like, data) == pytest.approx(error(reference, like, data), rel=0.02)
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_autocast_has_no_cached_copies_of_the_weights_before_the_correction(undo):
+    like = perceptron()
+    model = swapped(like)
+    x = batches(1, seed=1)[0]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(x)  # caches its weights in bfloat16
+        record = iglu.recalibrate(model, batches(), like=like)
+        if undo:
+            model(x)
+            record.undo()
+        inside = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(inside, under_autocast(model, x), rtol=0, atol=0)
+
+
+class Watched(nn.Module):
+    """Notes the thread, the default device and autocast of each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron()
+        self.seen = set()
+
+    def forward(self, x):
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        is_main = threading.current_thread() is threading.main_thread()
+        self.seen.add((is_main, torch.get_default_device(), dtype))
+        return self.body(x)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_all_forwards_run_with_the_default_device_and_the_autocast_of_the_caller(device, dtype):
+    like = Watched()
+    model, reference = swapped(like), swapped(like)
+    iglu.recalibrate(reference, batches(), like=like)
+    model.seen.clear()
+    like.seen.clear()
+    data = batches()
+    with torch.device(device), torch.autocast("cpu", dtype, enabled=dtype is not None):
+        iglu.recalibrate(model, data, like=like)
+    assert model.seen == {(is_main, torch.device(device), dtype) for is_main in (True, False)}
+    assert like.seen == {(False, torch.device(device), dtype)}
+    if dtype is None:
+        assert same(state(model), state(reference))
 
 
 # -- BatchNorm and convolutions ----------------------------------------------------------------------
@@ -346,6 +444,79 @@ def test_a_batch_norm_needs_two_values_a_channel():
     assert [each.reason for each in record.left] == ["fewer than two values a channel"]
 
 
+def test_a_batch_norm_whose_new_statistics_do_worse_keeps_its_old_ones():
+    """The last batch is held out; there GELU and ReLU are the same."""
+    like = nn.Sequential(nn.GELU(), nn.BatchNorm1d(6)).eval()
+    model = swapped(like)
+    start = state(model)
+    data = [*batches(4), batches(1, seed=1)[0] + 300]
+    record = iglu.recalibrate(model, data, like=like)
+    assert [(each.place, each.reason) for each in record.left] == [
+        ("0", "no linear layer follows it"),
+        ("1", "no correction does better than an error of 0"),
+    ]
+    assert not record.corrected
+    assert same(state(model), start)
+
+
+def test_a_batch_norm_that_another_follows_is_judged_per_channel():
+    """Not per position, of which a single image has one each."""
+    like = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), nn.BatchNorm2d(3)).eval()
+    data = [batch[:1] for batch in images(5)]
+    record = iglu.recalibrate(swapped(like, "iglu:1"), data, like=like)
+    assert record.corrected[0].place == "1"
+
+
+class FusedNorm(nn.BatchNorm2d):
+    """A BatchNorm that ends with its activation, as timm's BatchNormAct2d."""
+
+    def __init__(self, features, inplace):
+        super().__init__(features)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("method", ["least-squares", "shift", "norms"])
+def test_a_batch_norm_with_its_activation_inside_is_corrected_as_the_two_apart(method, inplace):
+    torch.manual_seed(0)
+    first, second, last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 4, 1)
+    fused, plain = FusedNorm(16, inplace), nn.BatchNorm2d(16)
+    nn.init.uniform_(fused.weight, 0.5, 1.5)
+    nn.init.normal_(fused.bias, 0, 0.5)
+    nn.init.normal_(fused.running_mean, 0, 0.1)
+    nn.init.uniform_(fused.running_var, 0.05, 0.2)
+    plain.load_state_dict(fused.state_dict())
+    like = nn.Sequential(first, nn.ReLU(), second, fused, nn.Identity(), last).eval()
+    apart = nn.Sequential(first, nn.ReLU(), second, plain, nn.ReLU(), last).eval()
+    model, other = swapped(like, "iglu:1"), swapped(apart, "iglu:1")
+    record = iglu.recalibrate(model, images(), like=like, method=method)
+    expected = iglu.recalibrate(other, images(), like=apart, method=method)
+    assert [(each.place, each.method) for each in record.corrected] == [
+        (each.place, each.method) for each in expected.corrected
+    ]
+    assert {each.place for each in record.corrected} >= {"3"} if method == "norms" else {"2", "5"}
+    assert [each.reason for each in record.left] == [each.reason for each in expected.left]
+    for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, two)
+    x = torch.cat(images(seed=1))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), other(x))
+
+
+def test_a_batch_norm_over_other_than_the_second_dimension_is_left():
+    class TokenNorm(nn.BatchNorm1d):
+        def forward(self, x):
+            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+    like = nn.Sequential(nn.ReLU(), TokenNorm(6)).eval()
+    data = [batch.view(16, 8, 6) for batch in batches(5)]
+    record = iglu.recalibrate(swapped(like, "iglu:1"), data, like=like, method="norms")
+    assert [each.reason for each in record.left] == ["dimension 1 of its input has 8 entries, not 6 channels"]
+
+
 def test_convolutions_of_all_kinds_are_corrected_as_far_as_they_can_be():
     like = convolutional()
     model = swapped(like, "iglu:0.5")
@@ -372,6 +543,46 @@ def test_a_fitted_convolution_is_the_least_squares_of_its_patches():
     old = like[3].weight.flatten(1).T
     expected = torch.linalg.solve(gram + ridge, centered.T @ target / len(centered) + ridge @ old)
     torch.testing.assert_close(model[3].weight.flatten(1).T, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_fitted_conv1d_is_the_least_squares_of_its_windows(has_bias):
+    torch.manual_seed(0)
+    options = {"stride": 2, "padding": 2, "dilation": 2, "bias": has_bias}
+    like = nn.Sequential(nn.Conv1d(4, 8, 3), nn.GELU(), nn.Conv1d(8, 5, 3, **options)).double().eval()
+    model = swapped(like)
+    data = [batch.view(32, 4, 6) for batch in batches(5, dtype=torch.float64)]
+    (correction,) = iglu.recalibrate(model, data, like=like).corrected
+    assert (correction.method, correction.after < correction.before) == ("least-squares", True)
+    x = torch.cat(data[:4])
+    padded = F.pad(model[:2](x), (2, 2))
+    # the three taps of each window, 2 apart; windows start at every second position
+    taps = padded.unfold(-1, 5, 2)[..., ::2]
+    h = taps.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
+    wanted = like(x).movedim(1, -1).flatten(0, 1)
+    if has_bias:
+        h_mean, mean = h.mean(0), wanted.mean(0)
+        h, wanted = h - h_mean, wanted - mean
+    gram = h.T @ h / len(h)
+    ridge = closed_form.RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    old = like[2].weight.flatten(1).T
+    expected = torch.linalg.solve(gram + ridge, h.T @ wanted / len(h) + ridge @ old)
+    torch.testing.assert_close(model[2].weight.flatten(1).T, expected, rtol=1e-6, atol=1e-8)
+    if has_bias:
+        torch.testing.assert_close(model[2].bias, mean - h_mean @ expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(nn.Conv1d, (20,)), (nn.Conv2d, (8, 8)), (nn.Conv3d, (4, 4, 4))])
+def test_unbatched_inputs_are_batches_of_one(kind, sizes):
+    torch.manual_seed(0)
+    like = nn.Sequential(kind(3, 6, 3, padding=1), nn.GELU(), kind(6, 4, 3, padding=1)).eval()
+    data = list(torch.randn(10, 3, *sizes))
+    model, batched = swapped(like), swapped(like)
+    record = iglu.recalibrate(model, data, like=like)
+    iglu.recalibrate(batched, [x.unsqueeze(0) for x in data], like=like)
+    assert [each.place for each in record.corrected] == ["2"]
+    for one, other in zip(model.state_dict().values(), batched.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # -- the zoo -----------------------------------------------------------------------------------------
@@ -413,7 +624,10 @@ def test_timm_resnets_and_vits_are_corrected_throughout():
     data = list(torch.randn(3, 8, 3, 32, 32, generator=generator).unbind())
     record, places = hidden_errors(lambda: timm.create_model("resnet18"), "iglu:2", data, "norms")
     norms = {each.place for each in record.corrected if each.method == "batch norm"}
-    assert len(norms) == 19  # all but the first of 20
+    kept = {each.place for each in record.left if "no correction does better" in each.reason}
+    assert len(norms | kept) == 19  # all but the first of 20
+    assert len(norms) > len(kept)
+    assert all(each.after < each.before for each in record.corrected)
     record, places = hidden_errors(
         lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), "relu", data
     )
@@ -423,17 +637,42 @@ def test_timm_resnets_and_vits_are_corrected_throughout():
 # -- what cannot be done, and misuse -------------------------------------------------------------------
 
 
+class PaddedConv2d(nn.Conv2d):
+    """Pads by itself, as timm's Conv2dSame."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (1, 1, 1, 1)))
+
+
 @pytest.mark.parametrize(
-    "options", [{"padding": 1, "padding_mode": "circular"}, {"padding": "same"}, {"groups": 3}]
+    ("kind", "options", "reason"),
+    [
+        (nn.Conv2d, {"padding": 1, "padding_mode": "circular"}, "its padding mode is 'circular'"),
+        (nn.Conv2d, {"padding": "same"}, "its padding is 'same'"),
+        (nn.Conv2d, {"groups": 3}, "it has 3 groups"),
+        (nn.Conv3d, {"padding": 1}, "its type, Conv3d, is unsupported"),
+        (nn.ConvTranspose1d, {}, "its type, ConvTranspose1d, is unsupported"),
+        (nn.ConvTranspose2d, {"groups": 3}, "its type, ConvTranspose2d, is unsupported"),
+        (nn.ConvTranspose3d, {}, "its type, ConvTranspose3d, is unsupported"),
+        (PaddedConv2d, {}, "its class, PaddedConv2d, overrides forward"),
+    ],
 )
-def test_a_convolution_whose_inputs_are_no_rows_is_shifted_or_left(options):
+def test_a_convolution_that_cannot_be_fitted_is_shifted_or_left_with_the_reason(kind, options, reason):
+    torch.manual_seed(0)
+    sizes = {"1d": (16,), "2d": (8, 8), "3d": (4, 4, 4)}[kind.__name__[-2:]]
+    data = list(torch.randn(5, 32, 3, *sizes))
     for has_bias in (True, False):
-        like = nn.Sequential(nn.GELU(), nn.Conv2d(3, 6, 3, bias=has_bias, **options)).eval()
-        record = iglu.recalibrate(swapped(like), images(5), like=like)
+        like = nn.Sequential(nn.GELU(), kind(3, 6, 3, bias=has_bias, **options)).eval()
+        model = swapped(like)
+        record = iglu.recalibrate(model, data, like=like)
         if has_bias:
             assert [each.method for each in record.corrected] == ["shift"]
+            x = torch.cat(data[:4])
+            with torch.no_grad():
+                means = [each(x).movedim(1, -1).flatten(0, -2).mean(0) for each in (model, like)]
+            torch.testing.assert_close(*means)
         else:
-            assert [each.reason for each in record.left] == [NO_BIAS]
+            assert [each.reason for each in record.left] == [NO_BIAS + reason]
 
 
 def test_a_convolution_before_a_batch_norm_is_judged_without_its_mean():

@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from iglu.calibration.dataflow import CONVOLUTIONS, CalibrationTarget
 
 RIDGE = 1e-4  # chosen beforehand, for all models and layers
+
+_NO_BETTER = "no correction does better than an error of {:.3g}"
 
 Remember = Callable[[Tensor], Tensor]  # gives back a copy
 
@@ -53,6 +56,25 @@ class CannotCorrectError(Exception):
     """Says why, in words for the record."""
 
 
+def compute(module: nn.Module, given: Tensor) -> Tensor:
+    """Compute the output of a layer in the dtype of its weight, without its hooks; of a BatchNorm only the
+    normalization, for a subclass may end with an activation."""
+    if not isinstance(module, _BatchNorm):
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.is_floating_point():
+            given = given.to(weight.dtype)
+        output: Tensor = module.forward(given)
+        return output
+    channels = given.shape[1] if given.dim() > 1 else 0
+    if channels != module.num_features:
+        raise CannotCorrectError(
+            f"dimension 1 of its input has {channels} entries, not {module.num_features} channels"
+        )
+    assert module.running_mean is not None
+    dtype = module.running_mean.dtype if module.weight is None else module.weight.dtype
+    return _BatchNorm.forward(module, given.to(dtype))
+
+
 def correct(
     target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], method: str, remember: Remember
 ) -> Correction:
@@ -62,10 +84,6 @@ def correct(
         return _renew_norm(target, fitted, judged, remember)
     layer = _Layer(target.module)
     steps = {"none": _Step(None, None)} | _steps(layer, target, fitted, method)
-    if len(steps) == 1:
-        raise CannotCorrectError(
-            "it has no bias, and for least squares it is grouped, oddly padded, or its rows are too few"
-        )
     old = [(tensor, remember(tensor)) for tensor in (layer.weight, layer.bias) if tensor is not None]
 
     def put(step: _Step) -> float:
@@ -78,7 +96,7 @@ def correct(
     best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
     put(steps[best])
     if best == "none":
-        raise CannotCorrectError(f"no correction does better than an error of {errors['none']:.3g}")
+        raise CannotCorrectError(_NO_BETTER.format(errors["none"]))
     return Correction(target.place, best, target.activations, errors["none"], errors[best])
 
 
@@ -102,29 +120,42 @@ class _Layer:
         self._is_convolution = isinstance(module, CONVOLUTIONS)
         self._is_transposed = not isinstance(module, (nn.Linear, *CONVOLUTIONS))  # as GPT-2 has it
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether its inputs can be laid out as rows: all but grouped and unusual convolutions."""
+    def unsupported_reason(self, rows: int) -> str:
+        """Why least squares cannot fit it to so many rows, empty if it can."""
         module: Any = self.module
-        if not self._is_convolution:
-            return True
-        is_usual = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return isinstance(module, nn.Conv2d) and module.groups == 1 and is_usual
-
-    @property
-    def fan_in(self) -> int:
-        """The number of inputs of one output; least squares needs at least as many rows."""
-        return self.weight.numel() // self.weight.shape[1 if self._is_transposed else 0]
+        kind = type(module)
+        if self._is_convolution:
+            if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+                return f"its type, {kind.__name__}, is unsupported"
+            if kind.forward not in (nn.Conv1d.forward, nn.Conv2d.forward):
+                return f"its class, {kind.__name__}, overrides forward"
+            if module.groups > 1:
+                return f"it has {module.groups} groups"
+            if module.padding_mode != "zeros":
+                return f"its padding mode is {module.padding_mode!r}"
+            if isinstance(module.padding, str):
+                return f"its padding is {module.padding!r}"
+        fan_in = self.weight.numel() // self.weight.shape[1 if self._is_transposed else 0]
+        return f"{rows} rows for {fan_in} inputs are too few" if rows < fan_in else ""
 
     def inputs(self, x: Tensor, mask: Tensor | None) -> Tensor:
         module: Any = self.module
         if not self._is_convolution:
             return _rows(x, mask)
-        patches = F.unfold(_computed(x), module.kernel_size, module.dilation, module.padding, module.stride)
-        return patches.transpose(1, 2).flatten(0, 1)
+        x = self._batched(_computed(x))
+        window = [module.kernel_size, module.dilation, module.padding, module.stride]
+        if isinstance(module, nn.Conv1d):  # as an image of height 1
+            x = x.unsqueeze(2)
+            window = [(own, *each) for own, each in zip((1, 1, 0, 1), window, strict=True)]
+        return F.unfold(x, *window).transpose(1, 2).flatten(0, 1)
 
     def outputs(self, y: Tensor, mask: Tensor | None) -> Tensor:
-        return _rows(y.movedim(1, -1), None) if self._is_convolution else _rows(y, mask)
+        return _rows(self._batched(y).movedim(1, -1), None) if self._is_convolution else _rows(y, mask)
+
+    def _batched(self, x: Tensor) -> Tensor:
+        """Of a convolution, which also accepts inputs without a batch dimension."""
+        module: Any = self.module
+        return x if x.dim() == len(module.kernel_size) + 2 else x.unsqueeze(0)
 
     def add(self, step: _Step) -> None:
         if step.weight is not None:
@@ -152,12 +183,12 @@ def _error(target: CalibrationTarget, pairs: Iterable[Pair]) -> float:
     layer = None if target.is_norm else _Layer(target.module)
     off, whole = 0.0, 0.0
     for given, wanted, mask in pairs:
-        output = target.module.forward(given)
+        output = compute(target.module, given)
         if layer is not None:
             output, wanted = layer.outputs(output, mask), layer.outputs(wanted, mask)
         output, wanted = _computed(output), _computed(wanted)
         difference = output - wanted
-        if target.feeds_norm:
+        if layer is not None and target.feeds_norm:
             difference, wanted = difference - difference.mean(0), wanted - wanted.mean(0)
         off += float(torch.linalg.vector_norm(difference)) ** 2
         whole += float(torch.linalg.vector_norm(wanted)) ** 2
@@ -171,10 +202,13 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
     rows = sum(len(layer.outputs(wanted, mask)) for _, wanted, mask in fitted)
     if rows == 0:
         raise CannotCorrectError("no token counts: the mask excludes all")
-    by_squares = method == "least-squares" and layer.has_rows and rows >= layer.fan_in
-    h_mean = e_mean = hh = he = torch.zeros(())  # takes shape, dtype and device of what is added
+    reason = layer.unsupported_reason(rows)
+    if layer.bias is None and reason:
+        raise CannotCorrectError(f"it has no bias to shift, and least squares cannot fit it: {reason}")
+    by_squares = method == "least-squares" and not reason
+    h_mean, e_mean, hh, he = 0.0, 0.0, 0.0, 0.0  # type: Any, Any, Any, Any
     for given, wanted, mask in fitted:
-        e = layer.outputs(wanted, mask) - layer.outputs(target.module.forward(given), mask)
+        e = layer.outputs(wanted, mask) - layer.outputs(compute(target.module, given), mask)
         e_mean = e_mean + _wide(e.sum(0)) / rows
         if by_squares:
             h = layer.inputs(given, mask)
@@ -190,7 +224,8 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
             hh, he = hh - torch.outer(h_mean, h_mean), he - torch.outer(h_mean, e_mean)
         # not 0, even where every unit is dead and there is nothing to solve
         ridge = RIDGE * hh.diagonal().mean().clamp(min=torch.finfo(hh.dtype).tiny / RIDGE)
-        weight = torch.linalg.solve(hh + ridge * torch.eye(len(hh)).to(hh), he).T
+        eye = torch.eye(len(hh), dtype=hh.dtype, device=hh.device)
+        weight = torch.linalg.solve(hh + ridge * eye, he).T
         steps["least-squares"] = _Step(weight, e_mean - weight @ h_mean if with_bias else None)
     return steps
 
@@ -205,11 +240,12 @@ def _renew_norm(
 ) -> Correction:
     norm: Any = target.module
     before = _error(target, judged)
-    values, mean, variance = _moments(norm.forward(pair.given) for pair in fitted)
+    values, mean, variance = _moments(compute(norm, pair.given) for pair in fitted)
     _, wanted_mean, wanted_variance = _moments(pair.wanted for pair in fitted)
     if values < 2:
         raise CannotCorrectError("fewer than two values a channel")
-    old_mean, old_var = (_wide(remember(tensor)) for tensor in (norm.running_mean, norm.running_var))
+    old = [remember(tensor) for tensor in (norm.running_mean, norm.running_var)]
+    old_mean, old_var = map(_wide, old)
     scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
     # The output is scale (x - mean)/spread + offset.  The spread of a channel that does not vary cannot be
     # corrected, and a channel whose scale is 0 not at all.
@@ -219,7 +255,12 @@ def _renew_norm(
     shift = ((mean - offset) * spread - (wanted_mean - offset) * new_spread) / scale
     norm.running_mean.copy_(old_mean + torch.where(shift.isfinite(), shift, 0))
     norm.running_var.copy_((new_spread.square() - norm.eps).clamp(min=0))
-    return Correction(target.place, "batch norm", target.activations, before, _error(target, judged))
+    after = _error(target, judged)
+    if not after < before:
+        norm.running_mean.copy_(old[0])
+        norm.running_var.copy_(old[1])
+        raise CannotCorrectError(_NO_BETTER.format(before))
+    return Correction(target.place, "batch norm", target.activations, before, after)
 
 
 def _moments(batches: Iterable[Tensor]) -> tuple[int, Tensor, Tensor]:

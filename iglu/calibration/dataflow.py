@@ -29,7 +29,9 @@ _PASSED_ON = {
     "adaptive_avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "interpolate",
 }  # fmt: skip
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -134,6 +136,8 @@ class _Trace(TorchFunctionMode):
         target.activations = tuple(sorted({*target.activations, *fed}))
 
     def _see_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        if any(id(inner) in self._activations for inner in module.modules()):
+            return  # the output may be that of the activation, as in timm's BatchNormAct2d
         self._mark(output, frozenset())
         if id(module) in self.targets:
             self._made[id(output)] = output, self.targets[id(module)]

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from iglu.calibration.closed_form import CannotCorrectError, Correction, Pair, correct
+from iglu.calibration.closed_form import CannotCorrectError, Correction, Pair, compute, correct
 from iglu.calibration.dataflow import CalibrationTarget, find_targets
-from iglu.calibration.synchronized import PausedForward, paused_forwards
+from iglu.calibration.synchronized import PausedForward, no_autocast, paused_forwards
 from iglu.functional import check_choice
 from iglu.model_runner import Forward, as_it_was, device_of, each_batch, inputs_of, move, run
 from iglu.modules import IGLU
@@ -49,6 +49,7 @@ class _TensorChange(Change):
     def put_back(self) -> None:
         with torch.no_grad():
             self.tensor.copy_(self.old)
+        torch.clear_autocast_cache()  # of copies of the tensor in a lower precision
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,8 +99,10 @@ def recalibrate(
     follows, which gets statistics with which its output has the mean and the variance that it had.  The
     layers are corrected in the order of the forward, each on what the corrected model gives it.  One batch in
     five judges (a single one does both): of no correction, the shift and least squares a layer keeps what
-    does best there.  Statistics are summed in float32 or better; the dtype of the model and its arithmetic
-    stay as they are.  An exception leaves the model as it was, and ``undo()`` of the record puts it back.
+    does best there; a BatchNorm keeps its old statistics if the new ones do no better.  Forwards run under
+    autocast if the caller does; corrections are computed without it.  Statistics are summed in float32 or
+    better; the dtype of the model and its arithmetic stay as they are.  An exception leaves the model as it
+    was, and ``undo()`` of the record puts it back.
 
     Args:
         model: The model after the swap; it is changed in place.
@@ -294,20 +297,24 @@ def _correct(
     modules = [target.module for target in targets]
     originals = [like.get_submodule(target.place) for target in targets]
     with (
-        paused_forwards(ours, modules, after=False) as given,
-        paused_forwards(theirs, originals, after=True) as wanted,
+        paused_forwards(ours, modules) as given,
+        paused_forwards(theirs, originals) as before,
+        no_autocast(),
+        torch.no_grad(),
     ):
-        for number, target in enumerate(targets):
-            pairs = []
-            for batch, mine, its in zip(data, given, wanted, strict=True):
-                x, y = mine.reach(number), its.reach(number)
-                if x is not None and y is not None:
-                    pairs.append(Pair(x, y, _mask(batch, target.place)))
-            judging = len(pairs) // _JUDGING or int(len(pairs) > 1)
-            fitted, judged = (pairs[:-judging], pairs[-judging:]) if judging else (pairs, pairs)
+        for number, (target, original) in enumerate(zip(targets, originals, strict=True)):
+            reached = [
+                (mine.reach(number), its.reach(number)) for mine, its in zip(given, before, strict=True)
+            ]
             try:
-                with torch.no_grad():
-                    record.corrected.append(correct(target, fitted, judged, method, remember))
+                pairs = [
+                    Pair(x, compute(original, y), _mask(batch, target.place))
+                    for batch, (x, y) in zip(data, reached, strict=True)
+                    if x is not None and y is not None
+                ]
+                judging = len(pairs) // _JUDGING or int(len(pairs) > 1)
+                fitted, judged = (pairs[:-judging], pairs[-judging:]) if judging else (pairs, pairs)
+                record.corrected.append(correct(target, fitted, judged, method, remember))
             except CannotCorrectError as why:
                 record.left.append(Uncorrected(target.place, str(why)))
         for mine in given:

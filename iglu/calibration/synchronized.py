@@ -1,4 +1,4 @@
-"""Several forwards side by side, all halted before or after the same layer.
+"""Several forwards side by side, all halted before the same layer.
 
 A layer is to be corrected on what the corrected layers before it give, for every batch.  Running the model
 once more for each layer would take as many passes as there are layers; here each batch runs once, in a thread
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,43 @@ class _Left(BaseException):
     """Ends a forward that is no longer needed; not an Exception, which a model might catch."""
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "maia", "ipu", "privateuseone")
+
+
+def _autocast_dtypes() -> dict[str, torch.dtype]:
+    """The dtype of each device type for which autocast is enabled in this thread."""
+    enabled = filter(torch.is_autocast_enabled, _AUTOCAST_DEVICES)
+    return {device: torch.get_autocast_dtype(device) for device in enabled}
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """Disable autocast for all device types."""
+    with contextlib.ExitStack() as stack:
+        for device in _autocast_dtypes():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def _thread_settings(autocast: Mapping[str, torch.dtype], default_device: torch.device) -> Iterator[None]:
+    """Enter these in a new thread, which inherits neither."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype in autocast.items():
+            # not cached: a copy of a weight from before its correction might be in the cache
+            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+        if default_device != torch.get_default_device():
+            stack.enter_context(default_device)
+        yield
+
+
 class PausedForward(threading.Thread):
-    """One forward, which halts at each stop."""
+    """One forward, which halts at each stop; autocast and the default device are those of its creator."""
 
     def __init__(self, forward: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
         self._forward = forward
+        self._settings = _thread_settings(_autocast_dtypes(), torch.get_default_device())
         self._go, self._halted = threading.Semaphore(0), threading.Semaphore(0)
         self._is_left = False
         self._error: BaseException | None = None
@@ -41,7 +72,7 @@ class PausedForward(threading.Thread):
         self._go.acquire()
         try:
             if not self._is_left:
-                with torch.no_grad():
+                with torch.no_grad(), self._settings:
                     self._forward()
         except _Left:
             pass
@@ -81,24 +112,19 @@ class PausedForward(threading.Thread):
 
 @contextlib.contextmanager
 def paused_forwards(
-    forwards: Sequence[Callable[[], Any]], stops: Sequence[nn.Module], *, after: bool
+    forwards: Sequence[Callable[[], Any]], stops: Sequence[nn.Module]
 ) -> Iterator[list[PausedForward]]:
-    """A paused for each forward; it halts at each of the stops, before it with its input or after it with its
-    output."""
+    """A paused for each forward; it halts before each of the stops, with the input of that layer."""
 
-    def halt(number: int, module: nn.Module, args: tuple[Any, ...], last: Any) -> None:
-        """A hook; the last argument is the output of the layer, or before it its keyword arguments."""
+    def halt(number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         paused = threading.current_thread()
         if isinstance(paused, PausedForward):
-            paused.halt(number, last if after else first_tensor(args, last))
+            paused.halt(number, first_tensor(args, kwargs))
 
     with contextlib.ExitStack() as stack:
         for number, module in enumerate(stops):
             hook = functools.partial(halt, number)
-            if after:
-                stack.enter_context(module.register_forward_hook(hook))
-            else:
-                stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         started = [PausedForward(forward) for forward in forwards]
         for paused in started:
             stack.callback(paused.leave)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from iglu.formulas import compute_dtype
+from iglu.kernels.reference import is_readable
 
 
 class ReLUSquared(nn.Module):
@@ -88,7 +89,7 @@ class XIELU(nn.Module):
         return (right + left).to(x.dtype)
 
     def extra_repr(self) -> str:
-        if self.alpha_p.is_meta:
-            return ""
         alpha_p, excess = self.slopes(torch.float64)
+        if not (is_readable(alpha_p) and is_readable(excess)):
+            return "alpha_p=?, alpha_n=?"
         return f"alpha_p={alpha_p.item():.4g}, alpha_n={self.BETA + excess.item():.4g}"

@@ -94,6 +94,17 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
     return torch.minimum(size, limit) * scale
 
 
+def _product(x: Tensor, sigma: Sigma) -> Tensor:
+    """u, where 0 times inf is 0 as in :func:`_magnitude`.  Torch takes the derivative of |x| at 0 to be 0, so
+    what torch differentiates and is smooth there must be written in u."""
+    if not isinstance(sigma, Tensor):
+        return x * sigma
+    largest = torch.finfo(x.dtype).max
+    limit = torch.where(sigma == 0, largest, torch.full_like(sigma, math.inf))
+    # minimum and maximum, since nested tensors have no clamp by a tensor
+    return torch.maximum(torch.minimum(x, limit), -limit) * sigma.clamp(-largest, largest)
+
+
 def _size(x: Tensor) -> Tensor:
     """|x|; finite where torch may differentiate, since the branch not selected needs a derivative too."""
     return x.abs() if _is_compiled() else x.abs().clamp(max=torch.finfo(x.dtype).max)
@@ -236,13 +247,13 @@ def _exact_df_dsigma(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _exact_density(x: Tensor, sigma: Sigma) -> Tensor:
-    a = _magnitude(x.abs(), sigma)
-    return (1 + a * a).reciprocal() * (1 / math.pi)
+    u = _product(x, sigma)
+    return (1 + u * u).reciprocal() * (1 / math.pi)
 
 
 def _exact_d2f_dx2(x: Tensor, sigma: Sigma) -> Tensor:
-    a = _magnitude(x.abs(), sigma)
-    return (1 + a * a).reciprocal().square() * (2 / math.pi)
+    u = _product(x, sigma)
+    return (1 + u * u).reciprocal().square() * (2 / math.pi)
 
 
 def _exact_d2f_dsigma2(x: Tensor, sigma: Sigma) -> Tensor:
@@ -305,9 +316,9 @@ def _rational_d2f_dsigma2(x: Tensor, sigma: Sigma) -> Tensor:
 # approaches its floor as t^2, not as t, so its output says too little about t.)
 
 
-def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
-    """``(is below, r)``."""
-    size = _magnitude(y.abs(), sigma)
+def _rational_r_from_output(y: Tensor, sigma: Sigma, size: Tensor) -> tuple[Tensor, Tensor]:
+    """``(is below, r)``, given |y|."""
+    size = _magnitude(size, sigma)
     is_below = _sign(y, sigma) < 0
     b = 2 * size - 1
     u = (b + (b * b + 16 * size).sqrt()) * 0.25
@@ -315,18 +326,55 @@ def _rational_r_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
 
 
 def _rational_df_dx_from_output(y: Tensor, sigma: Sigma) -> Tensor:
-    is_below, r = _rational_r_from_output(y, sigma)
+    is_below, r = _rational_r_from_output(y, sigma, y.abs())
     tail = r * (r * 0.5)
     return torch.where(is_below, tail, 1 - tail)
 
 
 def _rational_df_dsigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
-    """(x r)^2/2, where x = y / gate; for large v, x r = (1 - r)/sigma does not overflow."""
-    is_below, r = _rational_r_from_output(y, sigma)
-    size = y.abs()
-    far = torch.where(r < 0.5, (1 - r) * _inverse_sigma(sigma), size * r / (1 - r * 0.5))
-    root = torch.where(is_below, 2 * size, far)
+    """(x r)^2/2."""
+    is_below, r = _rational_r_from_output(y, sigma, y.abs())
+    root = _rational_root_from_output(y, sigma, is_below, r)
     return root * (root * 0.5)
+
+
+def _rational_root_from_output(y: Tensor, sigma: Sigma, is_below: Tensor, r: Tensor) -> Tensor:
+    """x r, where x = y / gate; for large v, x r = (1 - r)/sigma does not overflow."""
+    above = torch.where(r < 0.5, (1 - r) * (1 / sigma), y * r / (1 - r * 0.5))
+    return torch.where(is_below, 2 * y, above)
+
+
+# Their derivatives by y and by sigma at constant y, in q = x r, s = sign(u) and c = r^2/(2 f'): from
+# dx/dy = 1/f', dx/dsigma = -(q^2/2)/f' and sigma q = s (1 - r).  Differentiating the forms above, torch would
+# get 0 at y = 0 and at sigma = 0, from an absolute value, and NaN where an intermediate result is infinite.
+
+
+def _rational_terms_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(r, q, s, c)``."""
+    size = torch.where(y < 0, -y, y)  # for third derivatives: at 0 those of the right side
+    is_below, r = _rational_r_from_output(y, sigma, size)
+    q = _rational_root_from_output(y, sigma, is_below, r)
+    return r, q, _sign(y, sigma), torch.where(is_below, 1.0, r * r / (2 - r * r))
+
+
+def _rational_d2f_dx2_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    r, _, _, c = _rational_terms_from_output(y, sigma)
+    return 2 * sigma * r * c
+
+
+def _rational_d2f_dx_dsigma_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    r, q, s, c = _rational_terms_from_output(y, sigma)
+    return q * r * (r - s * (1 - r) * c)
+
+
+def _rational_d2f_dsigma_dx_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    _, q, _, c = _rational_terms_from_output(y, sigma)
+    return 2 * q * c
+
+
+def _rational_d2f_dsigma2_from_output(y: Tensor, sigma: Sigma) -> Tensor:
+    _, q, s, c = _rational_terms_from_output(y, sigma)
+    return -(s + c) * q * q * q  # in this order: s + c is 0 below 0, and q^3 may overflow
 
 
 # -- the textbook gates ----------------------------------------------------------------------------
@@ -343,6 +391,15 @@ def _rational_textbook(x: Tensor, sigma: Sigma) -> Tensor:
     return 0.5 + u / (2 * (1 + u.abs()))
 
 
+class FromOutput(NamedTuple):
+    """The derivatives of the value at x as functions of (y, sigma), where y is the value at x."""
+
+    df_dx: Formula
+    df_dsigma: Formula
+    df_dx_partials: tuple[Formula, Formula]  # by y, and by sigma at constant y
+    df_dsigma_partials: tuple[Formula, Formula]
+
+
 class Family(NamedTuple):
     """One gate and all that follows from it; each entry is a function of (x, sigma)."""
 
@@ -354,8 +411,7 @@ class Family(NamedTuple):
     d2f_dx2: Formula  # k, without the factor sigma: f'' = sigma k, and d f'/dsigma = x k
     d2f_dsigma2: Formula
     textbook_gate: Formula  # by definition, with the cancellation
-    # df_dx and df_dsigma at x as functions of (f(x), sigma)
-    from_output: tuple[Formula, Formula] | None = None
+    from_output: FromOutput | None = None
 
 
 EXACT = Family(
@@ -365,7 +421,11 @@ EXACT = Family(
 RATIONAL = Family(
     _rational_value, _rational_gate, _rational_df_dx, _rational_df_dsigma, _rational_density,
     _rational_d2f_dx2, _rational_d2f_dsigma2, _rational_textbook,
-    (_rational_df_dx_from_output, _rational_df_dsigma_from_output),
+    FromOutput(
+        _rational_df_dx_from_output, _rational_df_dsigma_from_output,
+        (_rational_d2f_dx2_from_output, _rational_d2f_dx_dsigma_from_output),
+        (_rational_d2f_dsigma_dx_from_output, _rational_d2f_dsigma2_from_output),
+    ),
 )  # fmt: skip
 FAMILIES = {"none": EXACT, "rational": RATIONAL}
 """By the value of ``approximate``, in the spelling of ``torch.nn.functional.gelu``."""

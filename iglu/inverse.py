@@ -147,8 +147,8 @@ def iglu_log_derivative(
 def _product_and_error(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
     """v = sigma y and its exact rounding error; 0 for the error where splitting would overflow."""
     largest = torch.finfo(y.dtype).max
-    a = y.clamp(-largest, largest)  # sigma may contain zeros, and 0 times inf must be 0
-    b = sigma if isinstance(sigma, Tensor) else y.new_full((), sigma)
+    a = y.clamp(-largest, largest)  # sigma may contain 0 and inf, and 0 times inf must be 0
+    b = sigma.clamp(-largest, largest) if isinstance(sigma, Tensor) else y.new_full((), sigma)
     product = a * b
     factor = _HALVES[a.dtype]
     a_high = a * factor - (a * factor - a)

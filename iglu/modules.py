@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 
 from iglu import functional
 from iglu.formulas import FAMILIES, Sigma, compute_dtype
@@ -116,7 +117,7 @@ class SigmaModule(nn.Module):
             return f"sigma={self.start:g}"
         sigma = torch.as_tensor(self.sigma).detach()
         return _with_options(
-            f"sigma={_span(sigma)}, learnable=True", channels=(sigma.numel(), 1),
+            f"sigma={_span(sigma)}, learnable=True", channels=(sigma.numel() or 1, 1),
             channel_dim=(self.channel_dim, None), constrain=(self.constrain, True),
         )  # fmt: skip
 
@@ -148,8 +149,8 @@ def _check_channels(channels: int | None, channel_dim: int | None, learnable: bo
 
 
 def _span(values: Tensor) -> str:
-    """One value, or the least and the greatest of several; nothing where there is no memory to read."""
-    if values.is_meta:
+    """One value, or the least and the greatest of several; "?" where they cannot be read."""
+    if not reference.is_readable(values):
         return "?"
     least, greatest = values.min().item(), values.max().item()
     return f"{least:g}" if f"{least:g}" == f"{greatest:g}" else f"{least:g}..{greatest:g}"
@@ -315,11 +316,32 @@ class IGLUGLU(SigmaModule):
         self.approximate: Approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        if reference.shape_of(x)[self.dim] % 2:
-            raise ValueError(f"IGLUGLU needs an even size along dimension {self.dim}, got {tuple(x.shape)}")
-        # along the last dimension the halves are used where they are
-        gate, up = (x, None) if self.dim in (-1, x.dim() - 1) else x.chunk(2, self.dim)
+        gate, up = (x, None) if self.dim == -1 else self._halves(x)
         return functional.iglu_glu(gate, up, self.sigma, approximate=self.approximate, channel_dim=self.dim)
+
+    def _halves(self, x: Any) -> tuple[Tensor, Tensor | None]:
+        """Gate and up; along the last dimension the function takes them where they are."""
+        if not isinstance(x, Tensor):
+            if not has_torch_function((x,)):
+                raise TypeError(f"IGLUGLU: x must be a tensor, got {type(x).__name__}")
+            gate, up = x.chunk(2, self.dim)  # symbolic tracing, which does not know the shape
+            return gate, up
+        shape, dim = reference.shape_of(x), self.dim
+        if not shape:
+            raise ValueError("IGLUGLU: x must have at least one dimension, got shape ()")
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(
+                f"IGLUGLU: dim must be a dimension of x, from {-len(shape)} to {len(shape) - 1} for shape "
+                f"{shape}, got {dim}; set it with IGLUGLU(dim=...)"
+            )
+        if dim == len(shape) - 1:
+            return x, None
+        if shape[dim] % 2:
+            raise ValueError(
+                f"IGLUGLU: dimension {dim} of x holds gate and up and must be even, got shape {shape}"
+            )
+        gate, up = x.chunk(2, dim)
+        return gate, up
 
     def extra_repr(self) -> str:
         return _with_options(super().extra_repr(), dim=(self.dim, -1), approximate=(self.approximate, "none"))

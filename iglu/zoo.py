@@ -214,7 +214,10 @@ def _check_contract(name: str, row: Activation) -> None:
                 f"{call} must return a module derived from iglu.modules.SigmaModule, which holds sigma, "
                 f"got {type(module).__name__}"
             )
-        if any(getattr(module, key) != value for key, value in options.items() if key != "sigma") or (
+        for key in options:
+            if key != "sigma" and not hasattr(module, key):
+                raise TypeError(f"{call} must return a module that stores {key} as its attribute {key!r}")
+        if not all(_holds(module, key, value) for key, value in options.items() if key != "sigma") or (
             isinstance(module, SigmaModule) and module.start != options.get("sigma", module.start)
         ):
             raise ValueError(f"{call} ignores an argument, got {module!r}")
@@ -224,6 +227,12 @@ def _check_contract(name: str, row: Activation) -> None:
         y = module(x)
         if not isinstance(y, Tensor) or y.shape != x.shape:
             raise ValueError(f"{name}: forward must return a tensor of the shape of its input, got {y!r}")
+
+
+def _holds(module: nn.Module, name: str, value: float) -> bool:
+    """Whether an attribute is this number, or a tensor filled with it."""
+    held = getattr(module, name)
+    return bool((held == value).all()) if isinstance(held, Tensor) else bool(held == value)
 
 
 def parse(text: str) -> Spec:

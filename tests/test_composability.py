@@ -171,6 +171,18 @@ def test_symbolic_tracing_makes_a_leaf_of_the_function():
     torch.testing.assert_close(traced(x), _model(learnable=True)(x))
 
 
+@pytest.mark.parametrize("options", [{}, {"learnable": True}, {"learnable": True, "channels": 4}])
+def test_symbolic_tracing_takes_the_gated_module(options):
+    for dim, layer, x in (
+        (-1, nn.Linear(6, 8), torch.randn(4, 6)),
+        (1, nn.Conv1d(6, 8, 3), torch.randn(2, 6, 5)),
+    ):
+        model = nn.Sequential(layer, iglu.IGLUGLU(0.7, dim=dim, **options))
+        traced = torch.fx.symbolic_trace(model)
+        assert iglu.iglu_glu in [node.target for node in traced.graph.nodes]
+        torch.testing.assert_close(traced(x), model(x))
+
+
 def test_torch_function_modes_see_the_function():
     seen = []
 
@@ -327,6 +339,19 @@ def test_keeping_the_output_works_in_data_parallel_training(options, mesh):
     nn.parallel.DistributedDataParallel(keeping)(x).sum().backward()
     for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_text_of_a_sharded_module_does_not_show_a_part_as_if_it_were_complete(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    for options in ({}, {"channels": 8, "channel_dim": 1}):
+        model = _model(learnable=True, **options)
+        before = repr(model[1])
+        fully_shard(model, mesh=mesh)
+        assert repr(model[1]).removeprefix("FSDP") == before.replace("sigma=0.7", "sigma=?")
+    alpha = fully_shard(iglu.create("xielu"), mesh=mesh)
+    assert repr(alpha).removeprefix("FSDP") == "XIELU(alpha_p=?, alpha_n=?)"
 
 
 @pytest.mark.filterwarnings("ignore")

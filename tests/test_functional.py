@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from scipy import integrate, optimize, special, stats
@@ -137,6 +138,16 @@ def test_scaled_gelu_is_x_times_the_normal_distribution_function(a):
     torch.testing.assert_close(iglu.gelu_scaled(X, a), expected, rtol=1e-13, atol=1e-300)
 
 
+@pytest.mark.parametrize("a", [0.0, math.inf])
+def test_scaled_gelu_of_a_tensor_at_the_limits_is_that_of_the_number(a):
+    # like torch's GELU, it is NaN at -inf unless sigma is 0
+    x = torch.tensor([-3.4e38 if a else -math.inf, -3.0, -0.0, 0.0, 0.1, math.inf], requires_grad=True)
+    by_tensor, by_number = iglu.gelu_scaled(x, torch.tensor([a])), iglu.gelu_scaled(x, a)
+    assert by_tensor.tolist() == by_number.tolist()
+    (df_dx,) = torch.autograd.grad(by_tensor[1:5].sum(), x)
+    assert df_dx[1:5].tolist() == ([0, 0.5, 0.5, 1] if a else [0.5] * 4)
+
+
 def test_scaled_gelu_is_relu_in_the_limit_and_takes_a_tensor():
     assert torch.equal(iglu.gelu_scaled(X, math.inf), F.relu(X))
     a = torch.tensor(1.0, dtype=torch.float64)
@@ -159,6 +170,26 @@ def test_gain_keeps_the_second_moment_of_a_standard_normal(approximate, sigma):
 def test_gain_at_the_ends_is_that_of_the_half_identity_and_of_relu():
     assert iglu.gain(0) == pytest.approx(2, rel=1e-12)
     assert iglu.gain(math.inf) == pytest.approx(torch.nn.init.calculate_gain("relu"))
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-3, 1.0, 5.0, 1e4])
+@both
+def test_gain_is_accurate_to_1e_12(approximate, sigma):
+    def integrand(x):
+        u = sigma * x
+        tail = mpmath.atan2(1, u) / mpmath.pi if approximate == "none" else 1 / (2 * (1 + u))
+        return x**2 * ((1 - tail) ** 2 + tail**2) * mpmath.npdf(x)
+
+    with mpmath.workdps(25):
+        moment = mpmath.quad(integrand, [0, 1e-6, 1e-4, 1e-2, 0.1, 1, 3, 10, 20])
+        assert iglu.gain(sigma, approximate) == pytest.approx(float(1 / mpmath.sqrt(moment)), rel=1e-12)
+
+
+@pytest.mark.parametrize("context", [lambda: torch.device("meta"), FakeTensorMode])
+def test_gain_does_not_depend_on_the_default_device_or_on_fake_tensors(context):
+    with context():
+        inside = iglu.gain(5.0)
+    assert inside == iglu.gain(5.0)
 
 
 # -- sigma as a tensor ------------------------------------------------------------------------------
@@ -305,6 +336,55 @@ def test_third_derivatives_are_finite(approximate):
     assert third(torch.tensor(0.5)).item() < 0 < third(torch.tensor(-0.5)).item()
 
 
+def _derivatives(function, x, count):
+    """The first derivatives of an elementwise function, one after the other."""
+    leaf = x.clone().requires_grad_()
+    y, found = function(leaf), []
+    for _ in range(count):
+        (y,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        found.append(y.detach())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("sigma", [2.0, torch.tensor(2.0).double(), torch.tensor([-2.0]).double()])
+def test_derivatives_up_to_the_fifth_are_those_of_the_textbook_formula_also_at_zero(sigma):
+    x = torch.tensor([-1.0, -0.0, 0.0, 0.5], dtype=torch.float64)
+
+    def gate(x):
+        return 0.5 + torch.atan(x * sigma) / math.pi
+
+    cases = (
+        (lambda x: iglu.iglu(x, sigma), lambda x: x * gate(x)),
+        (lambda x: iglu.iglu_gate(x, sigma), gate),
+        (lambda x: iglu.iglu_glu(x, 3 * torch.ones_like(x), sigma), lambda x: 3 * x * gate(x)),
+    )
+    for function, textbook in cases:
+        torch.testing.assert_close(_derivatives(function, x, 5), _derivatives(textbook, x, 5))
+
+
+def test_mixed_derivatives_at_zero_sigma_are_those_of_the_textbook_formula():
+    x = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64)
+
+    def gate(x, sigma):
+        return 0.5 + torch.atan(x * sigma) / math.pi
+
+    for function, textbook in ((iglu.iglu, lambda x, sigma: x * gate(x, sigma)), (iglu.iglu_gate, gate)):
+        third = []
+        for each in (function, textbook):
+            sigma = torch.zeros((), dtype=torch.float64, requires_grad=True)
+            first = torch.func.vmap(torch.func.grad(each), in_dims=(0, None))
+            (mixed,) = torch.autograd.grad(first(x, sigma).sum(), sigma, create_graph=True)
+            third.append((mixed, *torch.autograd.grad(mixed, sigma, allow_unused=True)))
+        torch.testing.assert_close(*third)
+
+
+def test_second_and_third_derivatives_at_infinity_and_zero_sigma_are_not_nan():
+    x = torch.tensor([-math.inf, -3.0, 0.0, 3.0, math.inf])
+    for function in (iglu.iglu, iglu.iglu_gate):
+        found = _derivatives(lambda x, f=function: f(x, torch.zeros(1)), x, 3)
+        assert found[1:].tolist() == [[0] * 5] * 2
+
+
 @both
 def test_vmap_over_x_and_over_sigma(approximate):
     x, sigma = torch.randn(4, 6), torch.rand(4) + 0.2
@@ -387,6 +467,71 @@ def test_double_backward_from_the_output():
             lambda x, s, i=inplace: iglu.iglu(x * 1.0, s, approximate="rational", save="output", inplace=i),
             (x, sigma),
         )
+
+
+def _second_derivatives(x, sigma, **options):
+    """Those of the value by x and sigma: of the derivative by x, then of that by each sigma."""
+    leaf, scale = x.clone().requires_grad_(), sigma.clone().requires_grad_()
+    y = iglu.iglu(leaf * 1, scale, approximate="rational", channel_dim=-1, **options)
+    firsts = torch.autograd.grad(y.sum(), (leaf, scale), create_graph=True)
+    return [
+        each
+        for first in firsts
+        for each in torch.autograd.grad(first.sum(), (leaf, scale), retain_graph=True)
+    ]
+
+
+@pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_second_derivatives_from_the_output_are_those_from_the_input(dtype, options):
+    sigma = torch.tensor([3.0, -3.0, 0.0, 1e-6, 0.7], dtype=dtype)
+    x = torch.tensor([-4.0, -1e-3, -0.0, 0.0, 1e-3, 0.5, 30.0, 1e10, 1e25, math.inf], dtype=dtype)
+    for each in x:  # alone, since the gradients of sigma are sums
+        row = each.expand(1, 5) * sigma.sign().where(each.abs() > 100, 1)  # far out only where u > 0
+        row = row.nan_to_num(0.0, math.inf, -math.inf)
+        expected = _second_derivatives(row, sigma)
+        for got, wanted in zip(_second_derivatives(row, sigma, **options), expected, strict=True):
+            # from the input, x f'' is inf times 0 at infinity; its limit is 0
+            torch.testing.assert_close(got, wanted.nan_to_num(0.0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
+def test_second_derivatives_from_the_output_are_the_closed_forms_at_zero_and_the_infinities(options):
+    x = torch.tensor([-math.inf, -0.0, 0.0, 1e30, math.inf], requires_grad=True)
+    (slope,) = torch.autograd.grad(
+        iglu.iglu(x * 1, 3.0, approximate="rational", **options).sum(), x, create_graph=True
+    )
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
+    assert curvature.tolist() == [0, 3, 3, 0, 0]  # sigma/(1 + |sigma x|)^3
+
+
+def test_the_third_derivative_from_the_output_is_that_of_the_right_side_at_zero():
+    x = torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)
+    third = _derivatives(lambda x: iglu.iglu(x * 1, 3.0, approximate="rational", save="output"), x, 3)[2]
+    sign = torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(third, -3 * sign * 9 / (1 + 3 * x.abs()) ** 4)
+
+
+def test_a_gradient_penalty_trains_a_sigma_of_zero_whose_output_is_saved():
+    module = iglu.IGLU(0.0, learnable=True, constrain=False, approximate="rational", save="output")
+    x = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(module(x * 1).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    # f' = 1/2 + sigma x + ..., so the derivative of the sum of f'^2 is the sum of x
+    assert module.free_sigma.grad.tolist() == pytest.approx([1.5])
+
+
+def test_batched_second_derivatives_from_the_output_are_those_from_the_input():
+    x = torch.tensor([-2.0, 0.0, 0.5], dtype=torch.float64)
+    sigma = torch.tensor([0.7, 2.0, -1.0], dtype=torch.float64)
+    found = [
+        torch.autograd.functional.hessian(
+            lambda x, s, save=save: iglu.iglu(x, s, approximate="rational", save=save).pow(2).sum(),
+            (x, sigma), vectorize=True,
+        )
+        for save in ("input", "output")
+    ]  # fmt: skip
+    torch.testing.assert_close(*found)
 
 
 def test_overwriting_a_kept_output_is_noticed():

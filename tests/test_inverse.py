@@ -114,6 +114,16 @@ def test_the_named_special_cases_of_the_log_slope(dtype, approximate):
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
+@pytest.mark.parametrize("sigma", [0.0, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_tensor_sigma_at_the_limits_inverts_as_the_number_does(approximate, sigma, dtype):
+    y = torch.tensor([-math.inf, -2.0, -0.0, 0.0, 1e-3, 3.0, math.inf, math.nan], dtype=dtype)
+    by_tensor = iglu.iglu_inverse(y, torch.tensor([sigma], dtype=dtype), approximate=approximate)
+    by_number = iglu.iglu_inverse(y, sigma, approximate=approximate)
+    torch.testing.assert_close(by_tensor, by_number, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("approximate", FAMILIES)
 def test_a_negative_sigma_is_inverted_too(approximate):
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     sigma = torch.tensor(-1.5, dtype=torch.float64)

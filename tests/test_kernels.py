@@ -648,6 +648,31 @@ def test_explain_says_which_kernels_serve_and_why():
         assert iglu.explain(torch.ones(3)) == "reference: selected by name"
 
 
+class PassOn(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    "context",
+    [lambda: torch.device("cpu"), lambda: torch.device("meta"), PassOn, Watch, contextlib.nullcontext],
+)
+def test_explain_names_the_kernels_that_run_in_a_mode(context, monkeypatch):
+    seen = []
+    formulas = reference.forward
+    monkeypatch.setattr(reference, "forward", lambda *call: seen.append(call) or formulas(*call))
+    x = torch.ones(3)
+    with iglu.backend("auto"), context():
+        text = iglu.explain(x)
+        iglu.iglu(x)
+    assert text.partition(":")[0] == ("reference" if seen else "native")
+    assert bool(seen) == (context is Watch)
+    with iglu.backend("auto"), PassOn(), torch.device("cpu"):
+        assert iglu.explain(x).startswith("native: ")
+        assert "expected a Tensor, got list" in iglu.explain([1.0])
+
+
 def test_a_call_is_offered_to_the_native_kernels_once(monkeypatch):
     offered = []
     decline = autograd.Kernels(*[lambda *call: offered.append(call)] * 3)

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import iglu
@@ -106,6 +107,27 @@ def test_the_text_of_a_learnable_module_shows_what_it_is_now():
         free.free_sigma[1] = 3
     assert repr(free) == "IGLU(sigma=0.5..3, learnable=True, channels=2, channel_dim=-1, constrain=False)"
     assert repr(iglu.IGLU(0.5, learnable=True, device="meta")) == "IGLU(sigma=?, learnable=True)"
+
+
+def test_the_text_of_a_module_shows_a_question_mark_where_its_values_cannot_be_read():
+    with FakeTensorMode():
+        assert repr(iglu.IGLU(0.5, learnable=True)) == "IGLU(sigma=?, learnable=True)"
+        free = iglu.IGLU(0.5, learnable=True, constrain=False, channels=2, channel_dim=1)
+        assert repr(free) == "IGLU(sigma=?, learnable=True, channels=2, channel_dim=1, constrain=False)"
+    empty = iglu.IGLU(0.5, learnable=True)  # as a rank that holds no part of sigma has it
+    empty.log_sigma = nn.Parameter(torch.empty(0))
+    assert repr(empty) == "IGLU(sigma=?, learnable=True)"
+    module = iglu.IGLU(0.5, learnable=True)
+    seen = []
+
+    def forward(log_sigma):
+        module.__dict__["log_sigma"] = log_sigma
+        seen.append(repr(module))
+        return log_sigma
+
+    del module._parameters["log_sigma"]
+    torch.vmap(forward)(torch.zeros(2, 1))
+    assert seen == ["IGLU(sigma=?, learnable=True)"]
 
 
 @pytest.mark.parametrize("make", [iglu.IGLU, iglu.IGLUGate, ScaledGELU])
@@ -274,8 +296,37 @@ def test_the_gated_module_splits_like_nn_glu_gate_first():
     gate, up = x.chunk(2, -1)
     torch.testing.assert_close(iglu.IGLUGLU(0.7)(x), iglu.iglu(gate, 0.7) * up)
     torch.testing.assert_close(iglu.IGLUGLU(0.7, dim=0)(x.t()), (iglu.iglu(gate, 0.7) * up).t())
-    with pytest.raises(ValueError, match=r"even size along dimension -1, got \(3, 7\)"):
-        iglu.IGLUGLU()(x[:, :7])
+
+
+@pytest.mark.parametrize(
+    ("dim", "x", "error", "message"),
+    [
+        (-1, torch.randn(3, 7), ValueError, r"last dimension .* must be even, got shape \(3, 7\)"),
+        (-1, torch.tensor(2.0), ValueError, r"last dimension .* must be even, got shape \(\)"),
+        (-1, [1.0, 2.0], TypeError, "must be a tensor, got list"),
+        (-1, torch.ones(4, dtype=torch.int64), TypeError, "got torch.int64"),
+        (1, [1.0, 2.0], TypeError, "must be a tensor, got list"),
+        (1, torch.randn(2, 7, 3), ValueError, r"IGLUGLU: dimension 1 .* even, got shape \(2, 7, 3\)"),
+        (3, torch.randn(2, 4), ValueError, r"dim must be .* from -2 to 1 for shape \(2, 4\), got 3"),
+        (-3, torch.randn(2, 4), ValueError, r"dim must be .* from -2 to 1 for shape \(2, 4\), got -3"),
+        (0, torch.tensor(2.0), ValueError, r"at least one dimension, got shape \(\)"),
+    ],
+)
+def test_the_gated_module_says_what_is_wrong_with_its_input(dim, x, error, message):
+    with pytest.raises(error, match=message):
+        iglu.IGLUGLU(dim=dim)(x)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+def test_the_gated_module_splits_every_dimension(dim):
+    x = torch.randn(2, 4, 6)
+    gate, up = x.tensor_split(2, dim)
+    torch.testing.assert_close(iglu.IGLUGLU(0.7, dim=dim)(x), iglu.iglu(gate, 0.7) * up)
+    sigma = torch.linspace(0.5, 2, gate.shape[dim])
+    module = iglu.IGLUGLU(0.7, dim=dim, learnable=True, constrain=False, channels=len(sigma))
+    with torch.no_grad():
+        module.free_sigma.copy_(sigma)
+    torch.testing.assert_close(module(x), iglu.iglu(gate, sigma, channel_dim=dim) * up)
 
 
 def test_relatives_are_what_their_papers_say():

@@ -6,6 +6,7 @@ import mpmath
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import iglu
 from iglu import zoo
@@ -243,7 +244,9 @@ def test_xielu_shows_its_slopes_as_they_are_not_as_they_began():
     assert repr(module) == "XIELU(alpha_p=1.25, alpha_n=2)"
     nn.init.constant_(module.alpha_n, math.log(math.expm1(0.25)))
     assert repr(module) == "XIELU(alpha_p=1.25, alpha_n=0.75)"
-    assert repr(iglu.create("xielu", device="meta")) == "XIELU()"
+    assert repr(iglu.create("xielu", device="meta")) == "XIELU(alpha_p=?, alpha_n=?)"
+    with FakeTensorMode():
+        assert repr(iglu.create("xielu")) == "XIELU(alpha_p=?, alpha_n=?)"
 
 
 def test_xielu_is_the_one_of_transformers():
@@ -399,6 +402,43 @@ def test_a_number_after_the_colon_may_set_another_parameter():
     assert iglu.create("soft:3").beta == 3
     with pytest.raises(TypeError, match="alpha"):
         iglu.register_activation("soft2", nn.Softplus, parameter="alpha")
+
+
+class Forgetful(nn.Module):
+    def __init__(self, alpha=1.0):
+        super().__init__()
+        self.factor = alpha
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Vector(nn.Module):
+    def __init__(self, alpha=1.0):
+        super().__init__()
+        self.start = alpha
+        self.alpha = nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.constant_(self.alpha, self.start)
+
+    def forward(self, x):
+        return x * self.alpha
+
+
+class Stuck(Vector):
+    def reset_parameters(self):
+        nn.init.constant_(self.alpha, 1.0)
+
+
+def test_a_parameter_is_stored_under_its_name_as_a_number_or_as_a_tensor_filled_with_it():
+    with pytest.raises(TypeError, match=r"make\(alpha=0.5\) must return a module .* attribute 'alpha'"):
+        iglu.register_activation("forgetful", Forgetful, parameter="alpha")
+    with pytest.raises(ValueError, match=r"make\(alpha=0.5\) ignores an argument"):
+        iglu.register_activation("stuck", Stuck, parameter="alpha")
+    iglu.register_activation("vector", Vector, parameter="alpha")
+    assert iglu.create("vector:0.3").alpha.tolist() == pytest.approx([0.3] * 3)
 
 
 def test_weights_of_a_layer_that_derives_from_an_activation_are_decayed():

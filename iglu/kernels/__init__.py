@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from iglu.install_hint import pip_install
 from iglu.kernels import native, triton
@@ -78,6 +79,8 @@ def explain(x: Tensor) -> str:
     Args:
         x: A tensor of the device, dtype and layout in question; its values do not matter.
     """
+    if torch._C._len_torch_function_stack():  # the mode calls functions with itself disabled: iglu and this
+        return str(handle_torch_function(explain, (), x))
     selected = current.get()
     if selected.problem:
         return selected.problem

@@ -56,9 +56,14 @@ def _operations(family: Family) -> dict[str, Operation]:
         "d2f_dx2": Operation(family.d2f_dx2, None, family.d2f_dx2),
         "d2f_dsigma2": Operation(family.d2f_dsigma2, None, family.d2f_dsigma2),
     }
-    if family.from_output is not None:  # the value, where x is its output
-        df_dx_of, df_dsigma_of = family.from_output
-        operations["output"] = Operation(itself, {"x": df_dx_of, "sigma": df_dsigma_of}, itself)
+    if (of := family.from_output) is not None:  # the value and its derivatives, where x is its output
+        for name, formula, partials in (
+            ("output", itself, (("output_df_dx", None), ("output_df_dsigma", None))),
+            ("output_df_dx", of.df_dx, of.df_dx_partials),
+            ("output_df_dsigma", of.df_dsigma, of.df_dsigma_partials),
+        ):
+            of_x, of_sigma = partials
+            operations[name] = Operation(formula, {"x": of_x, "sigma": of_sigma}, formula)
     return operations
 
 
@@ -108,6 +113,13 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         return tuple(map(int, x.shape))
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether the values of x can be read, all of them and here: not of a meta or fake tensor, of one that
+    other processes share (a DTensor, or a parameter of which this process holds no part), or under vmap."""
+    is_ordinary = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and x.numel() > 0
+    return is_ordinary and not torch._C._functorch.is_batchedtensor(x)
 
 
 def is_tracing() -> bool:

@@ -1,4 +1,4 @@
-"""``python -m iglu`` is the command ``iglu``."""
+"""Make ``python -m iglu`` run the command ``iglu``."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Activations of other papers that torch has not, for comparison.
+"""Activations from other papers that torch does not have, for comparison.
 
-Each is computed in single precision or better and rounded once.  A clamp stands wherever the formula as it is
-written would meet inf times 0, in the value or in its gradient: beyond it nothing changes any more.
+Each is computed in float32 or float64 and rounded once.  Inputs are clamped where the formula as written
+would give inf times 0, in the value or in its gradient; the limits do not change the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from iglu.kernels.reference import is_readable
 
 
 class ReLUSquared(nn.Module):
-    """max(x, 0)^2 (So and others, 2021)."""
+    """max(x, 0)^2 (So et al., 2021)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x).square()
@@ -27,15 +27,15 @@ class TeLU(nn.Module):
     """x tanh(e^x) (Fernandez and Mali, 2024)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(compute_dtype(x.dtype)).clamp(min=-1000.0)  # where e^x is 0 and -inf e^x would be NaN
+        wide = x.to(compute_dtype(x.dtype)).clamp(min=-1000.0)  # below, e^x is 0, and -inf e^x would be NaN
         u = wide.clamp(max=5.0).exp()  # tanh(e^5) is 1
-        # Where tanh is near 1 its slope 1 - tanh^2 would cancel; that of 1 - 2/(1 + e^2u) does not.
+        # Near 1, the derivative 1 - tanh^2 would cancel; the derivative of 1 - 2/(1 + e^2u) does not.
         gate = torch.where(wide > 0, 1 - 2 * torch.sigmoid(-2 * u), torch.tanh(u))
         return (wide * gate).to(x.dtype)
 
 
 class GoLU(nn.Module):
-    """x exp(-exp(-x)), gated by the distribution function of Gumbel (Das and others, 2025)."""
+    """x exp(-exp(-x)), gated by the Gumbel distribution function (Das et al., 2025)."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(compute_dtype(x.dtype)).clamp(min=-7.0)  # exp(-e^7) is 0 in double precision
@@ -47,8 +47,8 @@ class XIELU(nn.Module):
     """xIELU (Huang and Schlag, 2024): a_p x^2 + x/2 for x > 0, else a_n (e^x - 1 - x) + x/2, where a_p > 0
     and a_n > 1/2 are learned and start at 0.8.
 
-    As its authors do, the parameters are ln(e^a_p - 1) and ln(e^(a_n - 1/2) - 1), of which a_p and a_n - 1/2
-    are the softplus.
+    As in the authors' code, the parameters are ln(e^a_p - 1) and ln(e^(a_n - 1/2) - 1), the inverse softplus
+    of a_p and of a_n - 1/2.
     """
 
     BETA = 0.5
@@ -77,7 +77,7 @@ class XIELU(nn.Module):
         nn.init.constant_(self.alpha_n, math.log(math.expm1(alpha_n - self.BETA)))
 
     def slopes(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """a_p and a_n - 1/2 as they are now."""
+        """Return the current a_p and a_n - 1/2."""
         return F.softplus(self.alpha_p.to(dtype)), F.softplus(self.alpha_n.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:

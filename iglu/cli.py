@@ -1,8 +1,7 @@
-"""The command ``iglu`` with its subcommand ``doctor``; entry points of the group ``iglu.commands`` add
-others.
+"""The command ``iglu``: ``doctor``, and one subcommand per entry point in the group ``iglu.commands``.
 
-Such an entry point is a callable that takes the arguments after the subcommand and returns the exit status;
-its attribute ``help`` is the line that ``iglu --help`` shows.
+An entry point is a callable that takes the arguments after the subcommand and returns the exit status; its
+attribute ``help`` is the line that ``iglu --help`` shows.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
+        sys.stdout.flush()  # now, while a closed pipe can still be handled
         return status
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
         return 141  # 128 + SIGPIPE, as shells report it
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 
 def _is_stdout_closed() -> bool:
-    """Whether the reader of our output has exited, as after ``| head``; if so, discard further output."""
+    """Whether the reader of stdout has exited, as after ``| head``; if so, discard further output."""
     try:
         print(flush=True)
     except BrokenPipeError:
@@ -79,7 +78,7 @@ def _run(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, ["doctor", *found.names], n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(['doctor', *found.names])}."
     else:
-        hint = f"All commands but doctor are in iglu-lab, which is not installed: {pip_install_lab()}"
+        hint = f"All commands except doctor are in iglu-lab, which is not installed: {pip_install_lab()}"
     print(f"iglu: unknown command {name!r}. {hint}", file=sys.stderr)
     return 2
 
@@ -134,7 +133,7 @@ def _c_kernels() -> str:
 
 
 def _gpu_kernels() -> list[str]:
-    """Check every GPU kernel on every GPU (a minute or two the first time, which compiles them)."""
+    """Check every GPU kernel on every GPU; takes a minute or two the first time, to compile them."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if not devices or triton.load()[1]:
         return [triton.load()[1] if devices else "torch finds no GPU"]
@@ -159,7 +158,7 @@ _OPTIONAL = {
 
 
 def _optional(name: str) -> tuple[str, str]:
-    """An optional package with its version, and how to fix it if it is installed but cannot be imported."""
+    """Return the name and version of an optional package, and how to fix it if it cannot be imported."""
     try:
         version = importlib.metadata.version(name)
         integrations.require(name, *_OPTIONAL[name])

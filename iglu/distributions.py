@@ -24,7 +24,7 @@ class IGLUTransform(Transform):
 
     Args:
         sigma: A positive finite number, or a tensor of positive values, either one or one per entry of the
-            last dimension.  A tensor may be learned; its values are not checked.
+            last dimension.  A tensor may be learnable; its values are not checked.
         approximate: "none" for IGLU, "rational" for IGLU-Approx.
         cache_size: As in :class:`torch.distributions.transforms.Transform`.
 
@@ -45,9 +45,7 @@ class IGLUTransform(Transform):
             not isinstance(sigma, Tensor)
             and not 0 < check_number("sigma", sigma, "a number > 0 or a tensor") < math.inf
         ):
-            raise ValueError(
-                f"sigma must be above 0 and below inf, where IGLU is not invertible, got {sigma}"
-            )
+            raise ValueError(f"sigma must be above 0 and below inf (ReLU is not invertible), got {sigma}")
         super().__init__(cache_size=cache_size)
         self.sigma = sigma
         self.approximate: Approximate = approximate

@@ -68,24 +68,24 @@ NEAR_DERIVATIVE = (
 )  # fmt: skip
 # -- end of coefficients
 
-# The least |u| that is inverted, so that 1/|u| and its square are finite in every precision, also where torch
-# differentiates (an exported program).  Both gates are 1/2 to the last bit long before.
+# The smallest |u| that is inverted, so that 1/|u| and its square are finite in every precision, also where
+# torch differentiates (an exported program).  Both gates are 1/2 to the last bit at much larger |u|.
 _NEGLIGIBLE = 1e-18
 # For larger |u| every tail has reached its limit to the last digit; the square is far from overflow.
 FAR = 2.0**60
 
-# The supported dtypes, and those in which they are computed, to be rounded once.
+# The dtype in which each supported dtype is computed; the result is rounded once.
 COMPUTE_DTYPE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32)
 COMPUTE_DTYPE[torch.float64] = torch.float64
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which tensors of ``dtype`` are computed."""
+    """Return the dtype in which tensors of ``dtype`` are computed."""
     return COMPUTE_DTYPE.get(dtype, dtype)
 
 
 def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
-    """a = |u|, given |x|.  A tensor sigma may contain 0 and inf: 0 times inf is 0 here, not NaN."""
+    """a = |u|, given |x|.  A tensor sigma may contain 0 and inf: 0 times inf gives 0, not NaN."""
     if not isinstance(sigma, Tensor):
         return size * sigma
     largest = torch.finfo(size.dtype).max
@@ -95,8 +95,8 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _product(x: Tensor, sigma: Sigma) -> Tensor:
-    """u, where 0 times inf is 0 as in :func:`_magnitude`.  Torch takes the derivative of |x| at 0 to be 0, so
-    what torch differentiates and is smooth there must be written in u."""
+    """u, where 0 times inf gives 0 as in :func:`_magnitude`.  In torch the derivative of |x| at 0 is 0, so a
+    function that torch differentiates and that is smooth at 0 must be written in u."""
     if not isinstance(sigma, Tensor):
         return x * sigma
     largest = torch.finfo(x.dtype).max
@@ -106,7 +106,7 @@ def _product(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _size(x: Tensor) -> Tensor:
-    """|x|; finite where torch may differentiate, since the branch not selected needs a derivative too."""
+    """|x|; finite where torch may differentiate: both branches of ``where`` need a finite derivative."""
     return x.abs() if _is_compiled() else x.abs().clamp(max=torch.finfo(x.dtype).max)
 
 
@@ -118,8 +118,8 @@ def _from_tail(x: Tensor, sigma: Sigma, tail: Tensor) -> Tensor:
     """max(x, 0) - |x| p, given |x| p; with a negative sigma min(x, 0) + |x| p."""
     if _is_onnx(sigma):
         return torch.relu(x) - tail
-    zero = x.new_zeros(())  # the derivative of its maximum with x is 1/2 at 0
-    # compiled, relu is one instruction, and a maximum, which propagates NaN, four
+    zero = x.new_zeros(())  # at x = 0, the derivative of maximum(x, zero) is 1/2
+    # compiled, relu is one instruction; maximum, which propagates NaN, is four
     positive = torch.relu(x) if _is_compiled() else torch.maximum(x, zero)
     value = positive - tail
     if not isinstance(sigma, Tensor):
@@ -142,7 +142,7 @@ def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export runs.  torch.compiler.is_exporting is also True inside torch.compile in some
+    """Whether torch.export is running.  torch.compiler.is_exporting is also True inside torch.compile in some
     versions (2.10), and derivatives taken through the formulas would lose their accuracy there."""
     return torch.compiler._is_exporting_flag if _HAS_FLAG else torch.compiler.is_exporting()
 
@@ -156,12 +156,12 @@ _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
 
 
 def _is_compiled() -> bool:
-    """Whether torch.compile runs, which gets the derivatives as formulas."""
+    """Whether torch.compile is running, which is given the derivatives as formulas."""
     return torch.compiler.is_compiling() and not is_exporting()
 
 
 def _is_fused(a: Tensor) -> bool:
-    """Whether to write arctan as a polynomial: compiled, it is several times faster than a call of arctan;
+    """Whether to compute arctan by a polynomial: compiled, it is several times faster than a call of arctan;
     in eager mode it is slower."""
     return a.dtype == torch.float32 and _is_compiled()
 
@@ -194,7 +194,7 @@ def _inverse_sigma(sigma: Sigma) -> Sigma:
 
 
 def _sign(x: Tensor, sigma: Sigma) -> Tensor:
-    """Of u."""
+    """The sign of u."""
     return x.sign() * sigma.sign() if isinstance(sigma, Tensor) else x.sign()
 
 
@@ -202,11 +202,11 @@ def _sign(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _exact_value(x: Tensor, sigma: Sigma) -> Tensor:
-    """Beyond a = 1 as |x| p = (arctan(t)/t)/(pi sigma), whose digits do not depend on those of a."""
+    """For a >= 1, |x| p is computed as (arctan(t)/t)/(pi sigma), which is insensitive to errors of a."""
     size = _size(x)
     a = _magnitude(size, sigma)
     floor = _floor(x, sigma)
-    if _is_fused(x):  # where an infinite a is harmless
+    if _is_fused(x):  # an infinite a is harmless
         m, ratio = _arctan_over(a)
         near, far = size * (0.5 - m * (1 / math.pi) * ratio), floor * ratio
     else:
@@ -274,7 +274,7 @@ def _rational_value(x: Tensor, sigma: Sigma) -> Tensor:
         return torch.relu(x) - x.new_full((), 0.5) / (x.abs().reciprocal() + sigma)
     size = _size(x)
     a = _magnitude(size, sigma)
-    # a tensor, since torch (2.13) compiles a number in the `where` as that of the first sigma
+    # a tensor, since torch (2.13) compiles a number in the `where` as a constant, that of the first sigma
     floor = x.new_ones(()) * (_inverse_sigma(sigma) * 0.5)
     return _from_tail(x, sigma, torch.where(a < FAR, (size * 0.5) / (1 + a), floor))
 
@@ -313,7 +313,7 @@ def _rational_d2f_dsigma2(x: Tensor, sigma: Sigma) -> Tensor:
 # -- from the output ---------------------------------------------------------------------------------
 # IGLU-Approx is strictly increasing, so its output y determines its derivative, and x need not be saved.
 # With v = sigma y: r = 1 + 2 v for v < 0; for v >= 0, u solves 2 u^2 + (1 - 2 v) u = 2 v.  (The exact IGLU
-# approaches its floor as t^2, not as t, so its output says too little about t.)
+# approaches its floor as t^2, not as t, so its output does not determine t accurately.)
 
 
 def _rational_r_from_output(y: Tensor, sigma: Sigma, size: Tensor) -> tuple[Tensor, Tensor]:
@@ -351,7 +351,7 @@ def _rational_root_from_output(y: Tensor, sigma: Sigma, is_below: Tensor, r: Ten
 
 def _rational_terms_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(r, q, s, c)``."""
-    size = torch.where(y < 0, -y, y)  # for third derivatives: at 0 those of the right side
+    size = torch.where(y < 0, -y, y)  # for third derivatives: at 0, those from the right
     is_below, r = _rational_r_from_output(y, sigma, size)
     q = _rational_root_from_output(y, sigma, is_below, r)
     return r, q, _sign(y, sigma), torch.where(is_below, 1.0, r * r / (2 - r * r))
@@ -378,8 +378,8 @@ def _rational_d2f_dsigma2_from_output(y: Tensor, sigma: Sigma) -> Tensor:
 
 
 # -- the textbook gates ----------------------------------------------------------------------------
-# The functions by definition, which cancel in the negative tail: for comparison, and for torch to
-# differentiate where it does not accept a derivative.
+# The gates by definition, with cancellation in the negative tail: for comparison, and for torch to
+# differentiate where it does not accept a given derivative.
 
 
 def _exact_textbook(x: Tensor, sigma: Sigma) -> Tensor:
@@ -401,7 +401,7 @@ class FromOutput(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One gate and all that follows from it; each entry is a function of (x, sigma)."""
+    """One gate and what is derived from it; each entry is a function of (x, sigma)."""
 
     value: Formula
     gate: Formula
@@ -428,4 +428,4 @@ RATIONAL = Family(
     ),
 )  # fmt: skip
 FAMILIES = {"none": EXACT, "rational": RATIONAL}
-"""By the value of ``approximate``, in the spelling of ``torch.nn.functional.gelu``."""
+"""The families by the value of ``approximate``, spelled as in ``torch.nn.functional.gelu``."""

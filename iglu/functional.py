@@ -1,16 +1,17 @@
-"""The functions of IGLU: check the arguments, then one operation.
+"""The functions of IGLU: each checks its arguments, then runs one operation.
 
 Named special cases of IGLU(x; sigma) = x (1/2 + arctan(sigma x)/pi):
 
-- its gate is the distribution function of the Cauchy law with scale 1/sigma;
-- it is the average of x Phi(a x), GELU's gate at sharpness a, over a half-normal a of scale sigma;
-- sigma = 0 is x/2, sigma -> inf is ReLU, sigma = 1 is the ATLU of Huang (2024);
+- its gate is the distribution function of a Cauchy distribution with scale 1/sigma;
+- it is the mean of x Phi(a x), a GELU of sharpness a, over a half-normal a with scale sigma;
+- sigma = 0 gives x/2, sigma -> inf ReLU, sigma = 1 the ATLU of Huang (2024);
 - f(x) - f(-x) = x, and f(x) + f(-x) = 2 x arctan(sigma x)/pi;
-- it is strictly increasing, strictly convex and 1-Lipschitz, and falls to the floor -1/(pi sigma).
+- it is strictly increasing, strictly convex and 1-Lipschitz, and tends to its floor -1/(pi sigma).
 
-IGLU-Approx replaces arctan(u)/pi by u/(2 (1+|u|)): the same in every respect above but for its floor,
--1/(2 sigma), and its smoothness (twice continuously differentiable).  The gates differ by at most
-0.0226365, at sigma |x| = 0.313436 and 3.190440; the activations tend to a difference of 0.18169/sigma.
+IGLU-Approx replaces arctan(u)/pi by u/(2 (1+|u|)).  It has the same limits in sigma, is also strictly
+increasing, strictly convex and 1-Lipschitz, has the floor -1/(2 sigma), and is only twice continuously
+differentiable.  The gates differ by at most 0.0226365, at sigma |x| = 0.313436 and 3.190440; the difference
+of the activations tends to 0.18169/sigma.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ SAVES = ("input", "output")
 # The sigma of iglu(), IGLU, gain() and of the names iglu and iglu_approx.  Of the values that were trained
 # with (0.1, 0.5, 1, 5 and 10), 5 was significantly better than ReLU on 1 task, worse on 1, equivalent on 6
 # and inconclusive on 2; 1 was better on 0 of 5 tasks and worse on 2, 0.5 better on 0 of 11 and worse on 5;
-# 10 was tried on 5 tasks only, and was better and worse on none.  Against 1, 5 was better in both
-# transformers and worse in no network (docs/sigma.md, docs/results.md).  For gates, gated pairs, the
-# inverse and bounds no run says anything: they have 1, as the standard Cauchy distribution.
+# 10 was run on only 5 tasks, and was neither better nor worse on any.  Compared with 1, 5 was better on both
+# transformers and worse on no network (docs/sigma.md, docs/results.md).  No run tested gates, gated pairs,
+# the inverse or bounds: their default is 1, as in the standard Cauchy distribution.
 DEFAULT_SIGMA = 5.0
 
 
@@ -56,24 +57,24 @@ def iglu(
 ) -> Tensor:
     """IGLU(x; sigma) = x (1/2 + arctan(sigma x)/pi), or IGLU-Approx with ``approximate="rational"``.
 
-    ``inplace`` and ``save="output"`` are for eager mode; the compiler decides by itself what to keep.
+    ``inplace`` and ``save="output"`` take effect in eager mode; the compiler itself decides what to save.
     ``torch.jit.script`` is not supported.
 
     Args:
         x: The input, of dtype float16, bfloat16, float32 or float64 and of any shape.  The output has its
             dtype, shape and memory format.
         sigma: How sharp the bend at 0 is, 5 by default.  A number >= 0: 0 gives x/2, ``math.inf`` gives ReLU.
-            Or a tensor with one value, or with one value per channel; a tensor is differentiated, and its
+            Or a tensor with one value, or with one value per channel; a tensor gets a gradient, and its
             values are not checked (a negative one means f(x; -sigma) = x - f(x; sigma)).
         approximate: "none" for the arctan gate, "rational" for IGLU-Approx, whose gate needs no arctan.
-        channel_dim: The dimension of ``x`` that the channels are counted along, if ``sigma`` has one value
-            per channel: 1 for images (batch, channels, height, width), -1 for sequences (batch, time,
-            channels).  Required if ``x`` has more than two dimensions.
-        inplace: Overwrite ``x``.  For the gradient, the rational form then keeps the output, the exact one a
-            copy of ``x``.
-        save: What is kept for the backward pass, "input" or "output" (rational only).  Before a layer that
-            keeps its input, such as a Linear, keeping the output needs no memory of its own, as with ReLU.
-            The price is the gradient's accuracy in the far negative tail: relative errors of about 1e-4 at
+        channel_dim: The channel dimension of ``x``, if ``sigma`` has one value per channel: 1 for images
+            (batch, channels, height, width), -1 for sequences (batch, time, channels).  Required if ``x``
+            has more than two dimensions.
+        inplace: Overwrite ``x``.  For the backward pass, the rational form then saves the output, the exact
+            form a copy of ``x``.
+        save: What is saved for the backward pass, "input" or "output" (rational only).  If the next layer
+            saves its input, as Linear does, saving the output needs no extra memory, as with ReLU.  The
+            gradient is then less accurate in the far negative tail: relative errors of about 1e-4 at
             sigma x = -1000 in float32, and 0.4 at -100 in bfloat16.
 
     >>> iglu(torch.tensor([-1.0, 0.0, 1.0]), sigma=5.0)
@@ -136,15 +137,15 @@ def iglu_glu(
     approximate: Approximate = "none",
     channel_dim: int | None = None,
 ) -> Tensor:
-    """iglu(gate) * up, the gated pair of a feed-forward layer (SwiGLU with IGLU for SiLU), in one pass.
+    """iglu(gate) * up in one pass: the gated pair of a feed-forward layer (SwiGLU with IGLU instead of SiLU).
 
     Args:
-        gate: The input of IGLU.  Without ``up``, both: the halves along the last dimension, gate first, which
-            are not copied.
+        gate: The input of IGLU.  Without ``up``, it holds both halves along the last dimension, gate first;
+            they are not copied.
         up: The other factor, with the shape and dtype of ``gate``.
         sigma: The sigma of IGLU(gate), as in :func:`iglu`.
         approximate: "none" for IGLU, "rational" for IGLU-Approx.
-        channel_dim: The dimension of ``gate`` (of its half, without ``up``) along which ``sigma`` has one
+        channel_dim: The dimension of ``gate`` (of one half, without ``up``) along which ``sigma`` has one
             value per channel, as in :func:`iglu`.
 
     >>> iglu_glu(torch.tensor([-1.0, 1.0]), torch.tensor([2.0, 2.0]))
@@ -168,7 +169,9 @@ def iglu_glu(
                 f"got shape {tuple(gate.shape)}"
             )
     elif not isinstance(up, Tensor):
-        raise TypeError(f"up must be a tensor or None, got {up!r}; sigma is the third argument, or sigma=...")
+        raise TypeError(
+            f"up must be a tensor or None, got {up!r}; pass sigma as the third argument or by keyword"
+        )
     elif reference.shape_of(up) != reference.shape_of(gate) or up.dtype != gate.dtype:
         raise ValueError(
             f"iglu_glu: up must have gate's shape and dtype, {tuple(gate.shape)} {gate.dtype}, "
@@ -184,7 +187,7 @@ def iglu_glu(
 
 
 def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) -> Tensor:
-    """GELU_a(x) = x Phi(a x), the paper's GELU of sharpness a >= 0: 0 is x/2, 1 is GELU, inf is ReLU.
+    """GELU_a(x) = x Phi(a x), the paper's GELU of sharpness a: x/2 at a = 0, GELU at 1, ReLU at inf.
 
     Args:
         x: The input, of any floating-point dtype and shape.
@@ -210,8 +213,8 @@ def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) ->
 
 
 def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> float:
-    """The factor for weight initialization that keeps the second moment, as ``nn.init.calculate_gain``:
-    1/sqrt(E f(X)^2) for a standard normal X.
+    """Return the gain for weight initialization that preserves the second moment, 1/sqrt(E f(X)^2) for a
+    standard normal X; compare ``nn.init.calculate_gain``.
 
     Args:
         sigma: The sigma of the activation that follows, a number >= 0, 5 by default; ``math.inf``
@@ -227,7 +230,7 @@ def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> flo
         return math.sqrt(2)
     # E f^2 = integral over x > 0 of (f(x)^2 + f(-x)^2) phi(x) = x^2 (p^2 + (1 - p)^2) phi(x), with the tail p
     # of the gate.  With x = exp(w) the trapezoidal rule converges exponentially for every sigma, since the
-    # integrand is analytic around the real line.  In Python, so that no device and no mode of torch matters.
+    # integrand is analytic around the real line.  In Python, so that torch's devices and modes do not matter.
     step, terms = 1 / 16, []
     for i in range(-14 * 16, 3 * 16):
         x = math.exp(i * step)
@@ -256,8 +259,8 @@ def _run(
 def _keep_output_or_overwrite(
     x: Tensor, sigma: Sigma, approximate: Approximate, channel_dim: int, inplace: bool
 ) -> Tensor:
-    """Both are for eager mode: the compiler decides by itself what to keep, and transforms need the input.
-    There the result is that of an ordinary call, copied to x if in place."""
+    """Save the output or overwrite x, in eager mode.  Otherwise run an ordinary call and copy its result to
+    x if in place: the compiler itself decides what to save, and transforms need the input."""
     records = autograd.is_recorded(x, sigma)
     if autograd.is_eager():
         kernels.raise_if_unsupported(x)
@@ -271,7 +274,7 @@ def _keep_output_or_overwrite(
             result = autograd.overwrite(kernels.backend_for(x.device), x, sigma, approximate, channel_dim)
             if result is not None:
                 return result
-    # Where a gradient will need x, it is that of a copy.
+    # If the backward pass needs x, it gets a copy.
     at = x.clone() if inplace and records else x
     y = iglu(at, sigma, approximate=approximate, channel_dim=channel_dim)
     return x.copy_(y) if inplace else y
@@ -292,19 +295,19 @@ def _check_tensor(x: object, name: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     if x.dtype not in COMPUTE_DTYPE:
-        raise TypeError(f"{name} must be of float16, bfloat16, float32 or float64, got {x.dtype}")
+        raise TypeError(f"{name} must have dtype float16, bfloat16, float32 or float64, got {x.dtype}")
 
 
 def _prepare(
     x: Tensor, sigma: Sigma, channel_dim: int | None, approximate: str = "none", name: str = "sigma"
 ) -> tuple[Sigma, int]:
     """Check the arguments.  Return sigma as a float or as a tensor with one value or one per channel, and the
-    dimension of the channels."""
+    channel dimension."""
     check_choice("approximate", approximate, FAMILIES)
     _check_tensor(x)
     if not isinstance(sigma, Tensor):
         number = check_number(name, sigma, "a number >= 0 or a tensor")
-        # Where sigma overflows the precision of the computation, nothing is left of IGLU but ReLU.
+        # A sigma that overflows the dtype of the computation gives ReLU.
         return math.inf if number > torch.finfo(compute_dtype(x.dtype)).max else number, 0
     if not sigma.is_floating_point():
         raise TypeError(f"{name} must be a number or a floating-point tensor, got a tensor of {sigma.dtype}")
@@ -315,7 +318,7 @@ def _prepare(
         return sigma, 0
     (channels,) = values
     if channel_dim is None:
-        # Guessing it from the sizes would fail at the length that equals the number of channels.
+        # Guessing it from the sizes would fail where the length equals the number of channels.
         if x.dim() > 2:
             raise ValueError(
                 f"{name} has {channels} values, one per channel, so x of shape {shape} needs channel_dim: "
@@ -354,8 +357,8 @@ def check_save(save: str, approximate: str) -> None:
     check_choice("save", save, SAVES)
     if save == "output" and approximate != "rational":
         raise ValueError(
-            "save='output' needs approximate='rational': near its floor the output of the exact IGLU says "
-            "too little of its input (at sigma x = -1000 the float32 gradient would be off by up to 26%)"
+            "save='output' needs approximate='rational': near its floor, the output of the exact IGLU "
+            "hardly depends on its input (at sigma x = -1000 the float32 gradient would be off by up to 26%)"
         )
 
 

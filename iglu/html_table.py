@@ -1,4 +1,4 @@
-"""Tables as a notebook shows them."""
+"""HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 def html_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()
 ) -> str:
-    """A table as a notebook shows it; every text is escaped."""
+    """Return a table as HTML; all text is escaped."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         shown = "".join(f'<{tag} style="text-align: left">{html.escape(cell)}</{tag}>' for cell in cells)

@@ -1,4 +1,4 @@
-"""The pip command that installs a missing part from the origin of iglu itself: an index or a folder."""
+"""The pip command that installs a missing part from where iglu was installed: an index or a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAB = "iglu-lab"
 
 
 def pip_install(extra: str = "", *, distribution: str = LIBRARY, rebuild: bool = False) -> str:
-    """Return the command that installs an extra of a distribution, or that compiles the C kernels here."""
+    """Return the command that installs an extra of a distribution, or that compiles its C kernels again."""
     folder, is_editable = _folder(distribution)
     words = ["pip", "install"]
     if rebuild:
@@ -20,8 +20,8 @@ def pip_install(extra: str = "", *, distribution: str = LIBRARY, rebuild: bool =
 
 
 def pip_install_lab() -> str:
-    """Return the command that installs the lab; from a clone, since it is on no index yet, with the
-    library."""
+    """Return the command that installs the lab; in a clone, together with the library, since the lab is not
+    on PyPI yet."""
     folder, is_editable = _folder(LIBRARY)
     if not folder:
         return shlex.join(["pip", "install", f"{LIBRARY}[lab]"])
@@ -30,7 +30,7 @@ def pip_install_lab() -> str:
 
 
 def _folder(distribution: str) -> tuple[str, bool]:
-    """Return the folder it was installed from, and whether it is editable; "" for an index.
+    """Return the folder that a distribution was installed from ("" for an index), and whether it is editable.
 
     Installers write this into direct_url.json (PEP 610); metadata of a checkout on the path has no such file.
     """

@@ -1,4 +1,4 @@
-"""Bounds of IGLU over an interval: its range, and lines below and above it, for verification tools."""
+"""Bounds of IGLU over an interval: its range, and lower and upper lines, for verification tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DERIVATIVE_ERROR = 16
 
 
 class Line(NamedTuple):
-    """slope x + intercept."""
+    """The line slope x + intercept."""
 
     slope: Tensor
     intercept: Tensor
@@ -53,7 +53,7 @@ def bounds(
     equality for c = m.  So of all lines below f, the tangent at the midpoint leaves the least area.
 
     Rounding: let X be the larger of \\|low\\| and \\|high\\|.  An error d of a slope moves a line by d X at
-    most.  The chord's slope s may be any number if the intercept is the larger of f(low) - s low and
+    most.  The upper line may have any slope s if its intercept is the larger of f(low) - s low and
     f(high) - s high, since f(x) - s x is convex and has its maximum at an end.  The intercept is moved
     outward by the guaranteed errors of f and f', and of evaluating s x + intercept in this dtype.  So the
     bounds hold for the true f, and for the computed :func:`iglu` and ``line(x)``.
@@ -61,7 +61,7 @@ def bounds(
     Args:
         low: The lower ends of the intervals.
         high: The upper ends, with the shape and dtype of ``low``.
-        sigma: As in :func:`iglu`, but not negative: there f is concave.
+        sigma: As in :func:`iglu`, but not negative: f would be concave.
         approximate: "none" for IGLU, "rational" for IGLU-Approx.
         channel_dim: The dimension of ``low`` along which ``sigma`` has one value per channel, as in
             :func:`iglu`.
@@ -80,13 +80,13 @@ def bounds(
         raise ValueError("low must be <= high everywhere")
     if isinstance(sigma, Tensor) and (sigma < 0).any():
         raise ValueError(
-            "sigma must be >= 0, got a negative value, where IGLU is concave and the bounds do not hold"
+            "sigma must be >= 0, got a negative value: IGLU is then concave and the bounds do not hold"
         )
 
     wide = compute_dtype(low.dtype)
     is_relu = not isinstance(sigma, Tensor) and sigma == math.inf
     scale = torch.as_tensor(reference.broadcast(sigma, low, channel_dim), dtype=wide, device=low.device)
-    scale = scale.clamp(max=torch.finfo(wide).max)  # closer to ReLU, sigma = inf, than the smallest number
+    scale = scale.clamp(max=torch.finfo(wide).max)  # differs from ReLU by less than the smallest number
     eps, tiny = torch.finfo(low.dtype).eps, torch.finfo(low.dtype).tiny
     value_error, derivative_error = _VALUE_ERROR[low.dtype] * eps, _DERIVATIVE_ERROR * torch.finfo(wide).eps
 
@@ -122,7 +122,7 @@ def bounds(
     ) * reach + derivative_error * intercept.abs()
     below = line(slope, intercept - error - rounding(slope, intercept), lowest)
 
-    # By the mean value theorem the slope is between those at the ends; a short chord's own is only rounding.
+    # By the mean value theorem the slope is between f' at the ends; that of a short chord is mostly rounding.
     width = right - left
     chord = torch.where(width > 0, (at_right - at_left) / torch.where(width > 0, width, 1), tangent)
     slope = chord.clamp(call("df_dx", left), call("df_dx", right)).to(low.dtype).to(wide)

@@ -1,8 +1,8 @@
 """The inverse of IGLU and the logarithm of its derivative, for changes of variables.
 
 IGLU is strictly increasing and convex, above its floor -1/(pi sigma) or -1/(2 sigma), so every y above the
-floor has one x.  With u = sigma x and v = sigma y both functions are u gate(u) = v, and x = y/gate(u) is not
-sensitive to an error of u:
+floor has exactly one x.  With u = sigma x and v = sigma y, u gate(u) = v for both forms, and x = y/gate(u) is
+not sensitive to an error of u:
 
 - rational, v < 0: gate = (1 + 2v)/2, so x = 2y/(1 + 2v); v >= 0: u solves 2u^2 + (1 - 2v) u = 2v.
 - exact, v < 0: gate = sqrt(h) p(h), at the height h = 1/pi + v above the floor, with a polynomial p;
@@ -27,7 +27,7 @@ from iglu.formulas import FAMILIES, Family, Sigma, _polynomial
 from iglu.functional import Approximate
 from iglu.kernels import autograd, reference
 
-# p and q of the docstring, lowest order first, with relative errors below 2^-28.6 and 2^-55.2;
+# p and q of the module's docstring, lowest order first, with relative errors below 2^-28.6 and 2^-55.2;
 # tools/inverse_polynomial.py computes them.
 _GATE_BELOW = {
     torch.float32: (
@@ -91,8 +91,8 @@ def iglu_inverse(
 
     Args:
         y: Outputs of :func:`iglu`, of any floating-point dtype.
-        sigma: The sigma they were computed with.  0 gives 2y; inf gives y, NaN below 0, and 0 at 0, the
-            largest x with that ReLU.
+        sigma: The sigma they were computed with.  0 gives 2y; inf gives y for y >= 0 (at 0, the largest x
+            with ReLU(x) = 0) and NaN for y < 0.
         approximate: "none" for IGLU, "rational" for IGLU-Approx.
         channel_dim: The dimension of ``y`` along which ``sigma`` has one value per channel, as in
             :func:`iglu`.
@@ -117,12 +117,12 @@ def iglu_log_derivative(
 ) -> Tensor:
     """Return log f'(x), the logarithm of the derivative of :func:`iglu`, accurate to a few ulp in both tails.
 
-    On the left it decreases as -3 log \\|x\\| (rational: -2 log \\|x\\|), also where the derivative itself
-    would underflow; on the right it tends to 0 from below.  Twice differentiable.
+    For x -> -inf it decreases as -3 log \\|x\\| (rational: -2 log \\|x\\|), also where the derivative itself
+    would underflow; for x -> inf it tends to 0 from below.  Twice differentiable.
 
     Args:
         x: Inputs of :func:`iglu`, of any floating-point dtype.
-        sigma: As in :func:`iglu`.  0 gives log(1/2); inf gives 0 above 0, -inf below, and log(1/2) at 0.
+        sigma: As in :func:`iglu`.  0 gives log(1/2); inf gives 0 for x > 0, -inf for x < 0, log(1/2) at 0.
         approximate: "none" for IGLU, "rational" for IGLU-Approx.
         channel_dim: The dimension of ``x`` along which ``sigma`` has one value per channel, as in
             :func:`iglu`.
@@ -160,7 +160,7 @@ def _product_and_error(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor]:
 
 def _invert(approximate: str, y: Tensor, sigma: Sigma, slack: float) -> Tensor:
     v, rest = _product_and_error(y, sigma)
-    # up to where the gate is 1 to the last bit and v^2 does not overflow
+    # clamped where the gate is 1 to the last bit and v^2 does not overflow
     above = v.clamp(0, torch.finfo(v.dtype).eps ** -2)
     if approximate == "none":
         high, low = _INVERSE_PI[y.dtype]
@@ -173,7 +173,7 @@ def _invert(approximate: str, y: Tensor, sigma: Sigma, slack: float) -> Tensor:
         b = 2 * above - 1
         u = ((b * b + 16 * above).sqrt() + b) / 4  # for b < 0 it cancels, but 1/2 and 1 are added to it
         x = torch.where(v < 0, 2 * y / height, y * ((1 + u) / (0.5 + u)))
-    # Here the height is relative to the depth of the floor.  At the floor x is -inf.  A negative sigma has a
+    # The height is now relative to the depth of the floor.  At the floor x is -inf.  A negative sigma has a
     # ceiling instead, where x is +inf: the sign is that of y.
     return torch.where(height > 0, x, torch.where(height >= -slack, y * math.inf, math.nan))
 

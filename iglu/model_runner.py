@@ -1,4 +1,4 @@
-"""Run a model on batches and leave it as it was: what a probe and a recalibration have in common."""
+"""Run a model on batches and restore its state; shared by probe() and recalibrate()."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 def run(model: nn.Module, batch: Any) -> Any:
-    """A batch is a tensor, a mapping of keyword arguments, or a sequence that begins with one of these."""
+    """Call a model on a batch: a tensor, a mapping of keyword arguments, or a sequence starting with one."""
     inputs = inputs_of(batch)
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def inputs_of(batch: Any) -> Any:
-    """Of inputs and targets, the inputs."""
+    """Return the inputs of a batch, without its targets."""
     return batch[0] if isinstance(batch, list | tuple) else batch
 
 
 def each_batch(batches: Any) -> Iterable[Any]:
-    """One tensor or mapping in the place of many batches is one of them."""
+    """Return an iterable of batches; a single tensor or mapping is one batch."""
     if isinstance(batches, Tensor | Mapping):
         return [batches]
     if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
-        raise TypeError(f"batches must be several, a tensor or a mapping, got {type(batches).__name__}")
+        raise TypeError(f"batches must be an iterable, a tensor or a mapping, got {type(batches).__name__}")
     return batches  # type: ignore[no-any-return]
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a layer of one input is given."""
+    """Return the first argument of a layer's forward."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Of its first parameter."""
+    """Return the device of the model's first parameter."""
     return next((parameter.device for parameter in model.parameters()), None)
 
 
 def move(batch: Any, device: torch.device | None) -> Any:
-    """The batch with all its tensors on the device."""
+    """Return the batch with all its tensors on the device."""
     if device is None:
         return batch
     if isinstance(batch, Tensor):
@@ -57,14 +57,14 @@ def move(batch: Any, device: torch.device | None) -> Any:
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Run eagerly: hooks do not see inside compiled code."""
+    """Run eagerly, since hooks do not see inside compiled code."""
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def as_it_was(model: nn.Module, training: bool = False, buffers: bool = True) -> Iterator[None]:
-    """In the wished mode, uncompiled; afterwards modes, random numbers and buffers are as before."""
+    """Run in this mode, uncompiled; then restore modes, random states and, with ``buffers``, buffers."""
     modes = [(module, module.training) for module in model.modules()]
     kept = [
         (module, name, buffer, buffer.clone())

@@ -1,4 +1,4 @@
-"""IGLU and its relatives as modules: they hold sigma, fixed or learnable, and call one function.
+"""IGLU and related activations as modules with a fixed or learnable sigma; each calls one function.
 
 A fixed sigma is a plain attribute, so the state dict is empty and a checkpoint trained with GELU loads.
 A learnable one is the parameter ``log_sigma``, which keeps sigma positive, or with ``constrain=False`` the
@@ -22,7 +22,7 @@ from iglu.kernels import reference
 
 
 def _refuse_script(self: nn.Module) -> nn.Module:
-    """Called by ``torch.jit.script``, which would fail later, in one of several ways that name no cause."""
+    """Called by ``torch.jit.script``, which would otherwise fail later, with unrelated errors."""
     raise NotImplementedError(
         f"torch.jit.script does not support {type(self).__name__}: use torch.compile, torch.export or "
         "torch.jit.trace"
@@ -47,22 +47,22 @@ class SigmaModule(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Hold sigma: fixed, or as a parameter.
+        """Store sigma, fixed or as a parameter.
 
         Args:
-            sigma: As in :class:`IGLU`, as are all others.
+            sigma: The value of a fixed sigma, or the starting value of a learnable one.
             learnable: Whether sigma is a parameter.
             channels: The number of channels, for one learnable sigma per channel.
-            channel_dim: The dimension of the input that the channels are counted along.
+            channel_dim: The channel dimension of the input: 1 for images, -1 for sequences.
             constrain: Whether the parameter is log sigma, which keeps sigma positive, or sigma itself.
             device: The device of the learnable parameter; the default device of torch if None.
             dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
         """
         super().__init__()
         self.start = _check_start(self, sigma)
-        if not isinstance(learnable, bool):  # in names the start follows "learnable="
+        if not isinstance(learnable, bool):  # in activation names, the start follows "learnable="
             raise TypeError(
-                f"learnable must be True or False, got {learnable!r}; the start is the argument sigma"
+                f"learnable must be True or False, got {learnable!r}; sigma is the starting value"
             )
         self.learnable = learnable
         self.channel_dim = channel_dim
@@ -74,10 +74,10 @@ class SigmaModule(nn.Module):
             return
         if not 0 < self.start < math.inf and constrain:
             raise ValueError(
-                f"a learnable sigma starts above 0 and below inf, got {sigma}; "
-                "constrain=False learns sigma itself and may start at 0"
+                f"a learnable sigma must start above 0 and below inf, got {sigma}; "
+                "with constrain=False it may start at 0"
             )
-        # Shape (1,), not (): fully sharded data parallel refuses parameters without a dimension.
+        # Shape (1,), not (): fully sharded data parallel rejects parameters without a dimension.
         parameter = nn.Parameter(torch.empty(channels or 1, device=device, dtype=dtype))
         if constrain:
             self.log_sigma = parameter
@@ -107,8 +107,8 @@ class SigmaModule(nn.Module):
         if self.learnable:
             name = "log_sigma" if self.constrain else "free_sigma"
             raise AttributeError(
-                f"sigma is learnable here: its value lives in the parameter {name}. "
-                "Change that under torch.no_grad(), or build the module with another start"
+                f"sigma is learnable: its value is in the parameter {name}. "
+                "Change that under torch.no_grad(), or create the module with another start"
             )
         self.start = functional.check_number("sigma", value)
 
@@ -126,7 +126,7 @@ def _check_start(module: nn.Module, sigma: object) -> float:
     if isinstance(sigma, Tensor):
         raise TypeError(
             f"sigma must be a number, got a tensor; {type(module).__name__}(start, learnable=True) learns "
-            "one, and the function iglu.iglu(x, sigma) takes a tensor"
+            "sigma, and the function iglu.iglu(x, sigma) accepts a tensor"
         )
     return functional.check_number("sigma", sigma)
 
@@ -149,7 +149,7 @@ def _check_channels(channels: int | None, channel_dim: int | None, learnable: bo
 
 
 def _span(values: Tensor) -> str:
-    """One value, or the least and the greatest of several; "?" where they cannot be read."""
+    """Format one value, or the range of several; "?" if they cannot be read."""
     if not reference.is_readable(values):
         return "?"
     least, greatest = values.min().item(), values.max().item()
@@ -181,7 +181,7 @@ class IGLU(SigmaModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Hold sigma: fixed, or as a parameter.
+        """Store sigma, fixed or as a parameter.
 
         Args:
             sigma: How sharp the bend at 0 is, 5 by default: 0 gives x/2, ``math.inf`` gives ReLU.  A
@@ -189,12 +189,13 @@ class IGLU(SigmaModule):
             learnable: Make sigma a parameter.  It is ``log_sigma``, of shape (1,); ``module.sigma`` is the
                 value.  Exclude it from weight decay, see :func:`iglu.weight_decay_groups`.
             approximate: "none" for the arctan gate, "rational" for IGLU-Approx, whose gate needs no arctan.
-            channels: Learn one sigma per channel; this many.  Needs ``learnable`` and ``channel_dim``.
-            channel_dim: The dimension of the input that the channels are counted along: 1 for images (batch,
-                channels, height, width), -1 for sequences (batch, time, channels).
-            inplace: Overwrite the input; see :func:`iglu.iglu` for what the gradient then needs.
-            save: What is kept for the backward pass, "input" or "output" (rational only), which saves memory
-                before a Linear; see :func:`iglu.iglu`.
+            channels: The number of channels, to learn one sigma per channel.  Needs ``learnable`` and
+                ``channel_dim``.
+            channel_dim: The channel dimension of the input: 1 for images (batch, channels, height, width),
+                -1 for sequences (batch, time, channels).
+            inplace: Overwrite the input; see :func:`iglu.iglu` for what is then saved.
+            save: What is saved for the backward pass, "input" or "output" (rational only); "output" needs
+                less memory before a Linear, see :func:`iglu.iglu`.
             constrain: Learn log sigma, which keeps sigma positive.  False learns sigma itself, in the
                 parameter ``free_sigma``, as the paper does; it may become negative.
             device: The device of the learnable parameter; the default device of torch if None.
@@ -224,7 +225,7 @@ class IGLU(SigmaModule):
 
 
 class IGLUGate(SigmaModule):
-    """The gate alone: Z(x; sigma) = 1/2 + arctan(sigma x)/pi, the distribution function of a Cauchy law, or
+    """The gate alone: Z(x; sigma) = 1/2 + arctan(sigma x)/pi, a Cauchy distribution function, or
     Z_approx with ``approximate="rational"``.
 
     >>> IGLUGate()(torch.tensor([-1.0, 0.0, 1.0]))
@@ -243,16 +244,17 @@ class IGLUGate(SigmaModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Hold sigma: fixed, or as a parameter.
+        """Store sigma, fixed or as a parameter.
 
         Args:
-            sigma: How steep the gate is at 0, or where a learnable sigma starts: 0 gives 1/2 everywhere,
-                ``math.inf`` a step from 0 to 1.
+            sigma: How steep the gate is at 0: 0 gives 1/2 everywhere, ``math.inf`` a step from 0 to 1.  A
+                learnable sigma starts at this value.
             learnable: Make sigma a parameter, as in :class:`iglu.IGLU`.
             approximate: "none" for the arctan gate, "rational" for the gate of IGLU-Approx.
-            channels: Learn one sigma per channel; this many.  Needs ``learnable`` and ``channel_dim``.
-            channel_dim: The dimension of the input that the channels are counted along: 1 for images, -1 for
-                sequences (batch, time, channels).
+            channels: The number of channels, to learn one sigma per channel.  Needs ``learnable`` and
+                ``channel_dim``.
+            channel_dim: The channel dimension of the input: 1 for images, -1 for sequences (batch, time,
+                channels).
             constrain: Learn log sigma, which keeps sigma positive; False learns sigma itself.
             device: The device of the learnable parameter; the default device of torch if None.
             dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
@@ -292,15 +294,15 @@ class IGLUGLU(SigmaModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Hold sigma: fixed, or as a parameter.
+        """Store sigma, fixed or as a parameter.
 
         Args:
-            sigma: The sigma of IGLU(gate), or where a learnable sigma starts.
+            sigma: The sigma of IGLU(gate).  A learnable sigma starts at this value.
             dim: The dimension that is split into gate and up; its size must be even.
             learnable: Make sigma a parameter, as in :class:`iglu.IGLU`.
             approximate: "none" for IGLU, "rational" for IGLU-Approx.
-            channels: Learn one sigma per channel of the gate along ``dim``, half the size of the input there.
-                Needs ``learnable``.
+            channels: The number of channels of the gate, half the size of the input along ``dim``, to learn
+                one sigma per channel.  Needs ``learnable``.
             constrain: Learn log sigma, which keeps sigma positive; False learns sigma itself.
             device: The device of the learnable parameter; the default device of torch if None.
             dtype: The floating-point dtype of the learnable parameter; the default dtype of torch if None.
@@ -310,7 +312,7 @@ class IGLUGLU(SigmaModule):
             sigma, learnable=learnable, channels=channels, channel_dim=dim,
             constrain=constrain, device=device, dtype=dtype,
         )  # fmt: skip
-        self.channel_dim = None  # self.dim says it
+        self.channel_dim = None  # self.dim is used instead
         functional.check_choice("approximate", approximate, FAMILIES)
         self.dim = dim
         self.approximate: Approximate = approximate
@@ -320,7 +322,7 @@ class IGLUGLU(SigmaModule):
         return functional.iglu_glu(gate, up, self.sigma, approximate=self.approximate, channel_dim=self.dim)
 
     def _halves(self, x: Any) -> tuple[Tensor, Tensor | None]:
-        """Gate and up; along the last dimension the function takes them where they are."""
+        """Split x into gate and up; along the last dimension, leave that to the function (up is None)."""
         if not isinstance(x, Tensor):
             if not has_torch_function((x,)):
                 raise TypeError(f"IGLUGLU: x must be a tensor, got {type(x).__name__}")
@@ -348,7 +350,7 @@ class IGLUGLU(SigmaModule):
 
 
 class ScaledGELU(SigmaModule):
-    """The paper's GELU_a(x) = x Phi(a x); its sharpness a is called sigma here, as everywhere."""
+    """The paper's GELU_a(x) = x Phi(a x); the argument sigma is its sharpness a."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.gelu_scaled(x, self.sigma, channel_dim=self.channel_dim)
@@ -394,9 +396,9 @@ class Squareplus(nn.Module):
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups for an optimizer: the parameters of activations (log sigma, alpha, the slope of
-    PReLU) without weight decay, all others with it.  Weight decay would pull log sigma to 0, that is sigma
-    to 1.
+    """Return two parameter groups for an optimizer: the parameters of activations (log sigma, alpha, PReLU's
+    weight) without weight decay, all others with it.  Weight decay would pull log sigma toward 0, that is,
+    sigma toward 1.
 
     Args:
         model: The model, after any :func:`iglu.swap`, which adds parameters.
@@ -418,21 +420,21 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
 
 
 def shape_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that shape an activation, of every activation in the model."""
+    """Yield the parameters of every activation in the model."""
     for module in model.modules():
         if is_known(module):
             yield from module.parameters()
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether it is one of our activations or one that a row of the zoo makes."""
-    from iglu.zoo import row_of  # which imports this module
+    """Whether a module is one of iglu's activations or of a type that the zoo makes."""
+    from iglu.zoo import row_of  # not at the top, since it imports this module
 
     return isinstance(module, SigmaModule) or row_of(type(module)) is not None
 
 
 def _with_options(text: str, **options: tuple[Any, Any]) -> str:
-    """The text of ``extra_repr`` with each option that differs from its default."""
+    """Append to ``text`` each option that differs from its default."""
     return text + "".join(
         f", {name}={value!r}" for name, (value, default) in options.items() if value != default
     )

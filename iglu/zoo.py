@@ -1,8 +1,8 @@
-"""The one table of activations: every name that a command line, a config or a benchmark may use.
+"""The table of activations: every name that command lines, configs and benchmarks accept.
 
 Names follow the grammar ``name[:sigma | :learnable[=start]]``: ``"gelu"``, ``"iglu:5"``,
 ``"iglu_approx:learnable=5"``; for LeakyReLU the number is its negative slope.  To add an activation, add a
-row here, or from your own code call :func:`register_activation`.
+row to this table, or call :func:`register_activation` in your own code.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from iglu.modules import IGLU, XATLU, IGLUGate, ScaledGELU, SigmaModule, Squarep
 
 
 class Activation(NamedTuple):
-    """One row: how it is written in print, how it is made, and what it is."""
+    """One row of the table: label, factory and properties."""
 
     label: str
     make: Callable[..., nn.Module]
     self_gated: bool = False  # of the form x g(x)
     takes_sigma: bool = False
-    replaceable: bool = True  # by swap, unasked: not where a model relies on the range (gates) or on weights
-    parameter: str = ""  # what a number after the colon sets, where that is not sigma
+    replaceable: bool = True  # by swap, by default: not if models rely on the range (gates) or on weights
+    parameter: str = ""  # what a number after the colon sets, if that is not sigma
 
     @property
     def number(self) -> str:
-        """The keyword that a number after the colon is passed as; empty if there can be none."""
+        """The keyword that a number after the colon is passed as; empty if the name takes none."""
         return "sigma" if self.takes_sigma else self.parameter
 
     @property
@@ -49,8 +49,8 @@ def _class_made_by(make: Callable[..., nn.Module]) -> type[nn.Module]:
 _rational_gate = functools.partial(IGLUGate, approximate="rational")
 _rational_iglu = functools.partial(IGLU, approximate="rational")
 
-# In the order of the paper's Table 1; after Identity, what the paper mentions and does not time, and what
-# others compare with.
+# In the order of the paper's Table 1; after Identity, activations that the paper mentions but does not time,
+# and common baselines.
 ZOO: dict[str, Activation] = {
     "z": Activation("Z", IGLUGate, takes_sigma=True, replaceable=False),
     "z_approx": Activation("Z_approx", _rational_gate, takes_sigma=True, replaceable=False),
@@ -85,7 +85,7 @@ ZOO: dict[str, Activation] = {
     "xielu": Activation("xIELU", XIELU),
 }
 
-# What others call them.
+# Other names in common use.
 _ALSO_CALLED = {
     "swish": "silu", "swish1": "silu", "hard_swish": "hardswish", "relu_squared": "relu2",
     "squared_relu": "relu2", "rectified_linear": "relu", "linear": "identity",
@@ -93,7 +93,7 @@ _ALSO_CALLED = {
 
 
 class Spec(NamedTuple):
-    """A parsed name; ``str`` writes it back in its shortest form."""
+    """A parsed name; ``str`` gives its shortest form."""
 
     name: str
     sigma: float | None = None  # or the row's own parameter
@@ -108,7 +108,7 @@ class Spec(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As it is written in a table: ``IGLU (sigma = 5)``."""
+        """The label in a table: ``IGLU (sigma = 5)``."""
         row = ZOO[self.name]
         if self.learnable:
             return f"{row.label} (learnable sigma)"
@@ -117,17 +117,17 @@ class Spec(NamedTuple):
 
 
 def row_of(kind: type[nn.Module]) -> Activation | None:
-    """The row whose modules compute what those of this class do, None if there is none."""
+    """Return the row whose modules compute the same as those of this class; None if there is none."""
     definer = definer_of(kind)
     related = (row for row in ZOO.values() if definer in row.module_class.__mro__)  # fast
     return next((row for row in related if definer_of(row.module_class) is definer), None)
 
 
 def definer_of(kind: type) -> type:
-    """The class that says what an instance computes: a subclass that overrides forward is another
-    activation, one that does not is the same."""
+    """Return the class that defines what an instance computes: a subclass is another activation only if it
+    overrides forward."""
     for base in kind.__mro__:
-        # ReLU6 inherits the forward of Hardtanh, and is another activation all the same.
+        # ReLU6 inherits the forward of Hardtanh, but is another activation.
         if "forward" in vars(base) or base is nn.ReLU6:
             return base
     return kind
@@ -145,27 +145,27 @@ def register_activation(
 ) -> None:
     """Add an activation of your own to the table of names.
 
-    From then on the name works wherever one is expected: in :func:`iglu.create` and :func:`iglu.swap`, as
+    The name then works wherever one is expected: in :func:`iglu.create` and :func:`iglu.swap`, as
     ``hidden_act`` of transformers and ``act_layer`` of timm (unless they have the name themselves), in the
-    benchmarks and in the recipes of the lab.  Its parameters are left out of weight decay.
+    benchmarks and in the recipes of the lab.  Its parameters are excluded from weight decay.
 
     ``make`` is a class derived from ``nn.Module``, or a function that returns such a module.  The module
     maps a tensor to one of the same shape.  If it has parameters, it defines ``reset_parameters()``, which
-    sets them to their starting values: transformers builds models without memory and calls it.
+    sets them to their starting values: transformers builds models on the meta device and then calls it.
 
     An activation with a sigma derives from :class:`iglu.modules.SigmaModule`, which holds the number or the
-    learnable parameter, and reads ``self.sigma`` in ``forward``.  All this is checked here.
+    learnable parameter, and reads ``self.sigma`` in ``forward``.  These requirements are checked.
 
     Args:
         name: Lower-case letters, digits and underscores, beginning with a letter.  A name that is taken is
-            refused, except to define the same class again, as a notebook does.
+            rejected, except to define the same class again, as in a notebook.
         make: Called without arguments for a plain ``name``; otherwise with the options of ``create``.
-        label: How tables and figures write it; the name if None.
+        label: The name in tables and figures; ``name`` if None.
         takes_sigma: Whether ``name:0.5`` and ``name:learnable`` work; they call ``make(sigma=0.5)`` and
             ``make(learnable=True)``.
         parameter: The argument of ``make`` that a number after the colon sets, if that is not sigma.
         self_gated: Whether the function has the form x g(x), and so is 0 at 0.
-        replaceable: Whether ``swap`` replaces it without being asked by name.  False for gates and others
+        replaceable: Whether ``swap`` replaces it by default.  Use False for gates and other activations
             whose range a model relies on.
 
     >>> register_activation("log_sigmoid", nn.LogSigmoid, label="LogSigmoid", replaceable=False)
@@ -245,7 +245,7 @@ def parse(text: str) -> Spec:
     Spec(name='iglu_approx', sigma=5.0, learnable=True)
     """
     if not isinstance(text, str):
-        raise TypeError(f"an activation is given by its name, such as 'iglu:5', got {text!r}")
+        raise TypeError(f"an activation name must be a string, such as 'iglu:5', got {text!r}")
     name, colon, argument = text.partition(":")
     if name not in ZOO:
         written = name.strip().lower().replace("-", "_").replace(" ", "_")
@@ -296,7 +296,7 @@ def _number(word: str, text: str) -> float:
         number = -1.0
     if not number >= 0:
         raise ValueError(
-            f"Malformed activation {text!r}: after the colon comes a number >= 0 or learnable[=start], "
+            f"Malformed activation {text!r}: expected a number >= 0 or learnable[=start] after the colon, "
             f"got {word!r}"
         )
     return number

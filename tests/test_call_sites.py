@@ -257,7 +257,7 @@ def test_functions_in_a_list_or_a_dict_are_left_with_a_reason() -> None:
 
     model = Choosing(4, 4)
     model.by_name, model.in_turn = {"rectified": F.relu, "none": str}, [None, torch.tanh, F.gelu]
-    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were left"):
+    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were not replaced"):
         record = swap(model, "iglu")
     assert places(record) == ["relu_1"]
     assert [each.call for each in record.functional] == ["by_name['rectified']", "in_turn[2]"]
@@ -399,7 +399,7 @@ def test_calls_whose_result_is_discarded_are_left_with_a_warning_and_a_reason() 
             x.relu_()
             return F.relu(self.fc(x))
 
-    with pytest.warns(UserWarning, match=r"2 calls of activations in Discards were left.*discarded"):
+    with pytest.warns(UserWarning, match=r"2 calls of activations in Discards were not replaced.*discarded"):
         record = swap(Discards(), "iglu")
     assert places(record) == ["relu_3"]
     assert [each.call for each in record.functional] == ["F.relu(x, inplace=True)", "x.relu_()"]
@@ -465,11 +465,11 @@ def test_what_cannot_be_rewritten_is_left_with_its_reason() -> None:
 
     for model, reason in [
         (Default(4, 4), "default value of an argument"),
-        (Starred(4, 4), "arguments are not written out"),
+        (Starred(4, 4), "arguments are not explicit"),
         (Value(4, 4), "passed on as a value"),
         (Slope(), "tensor as a parameter"),
-        (Stack(nn.Linear(4, 4)), "goes through its own children"),
-        (Children(), "goes through its own children, by self.children"),
+        (Stack(nn.Linear(4, 4)), "iterates over its own children"),
+        (Children(), "iterates over its own children, by self.children"),
         (Inline(4, 4), "hard sigmoid"),
         (OfTheClass(4, 4), "classmethod"),
         (Partial(4, 4), "partial"),
@@ -829,7 +829,7 @@ def test_what_changes_in_place_and_cannot_be_bound_again_is_left_with_its_reason
             return F.relu(x, inplace=inplace) + x
 
     for kind, reason in [
-        (ReadBefore, "changes x in place, which the same statement reads before"),
+        (ReadBefore, "changes x in place, which the same statement reads before the call"),
         (Renamed, "changes x in place, which has another name"),
         (Attribute, "changes self.kept in place"),
         (Item, r"changes xs[0] in place"),
@@ -1042,7 +1042,7 @@ def test_functions_in_a_dict_of_the_file_or_of_the_class_are_left_with_a_reason(
         def forward(self, x: Tensor) -> Tensor:
             return TABLE["rectified"](self.table[0](F.silu(super().forward(x))))
 
-    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were left"):
+    with pytest.warns(UserWarning, match="2 calls of activations in Choosing were not replaced"):
         record = swap(Choosing(4, 4), "iglu")
     assert places(record) == ["silu_1"]
     assert {each.call: each.reason.partition(":")[0] for each in record.functional} == {
@@ -1189,7 +1189,7 @@ def test_undo_refuses_if_another_class_was_put_on_top() -> None:
     record = swap(model, "iglu:1")
     parametrize.register_parametrization(model, "weight", Doubled())
     torch.testing.assert_close(model(X4), iglu.iglu(2 * X4, 1.0))
-    with pytest.raises(RuntimeError, match=r"class of the model is now ParametrizedWeighted, put on top"):
+    with pytest.raises(RuntimeError, match=r"class of the model is now ParametrizedWeighted, which was set"):
         record.undo()
     parametrize.remove_parametrizations(model, "weight")
     record.undo()

@@ -668,7 +668,7 @@ def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
         (
             lambda x: iglu.iglu_glu(x, 0.5),
             TypeError,
-            "up must be a tensor or None, got 0.5; sigma is the third",
+            "up must be a tensor or None, got 0.5; pass sigma as the third",
         ),
         (lambda x: iglu.iglu_glu(x[:, :1]), ValueError, r"must be even, got shape \(2, 1\)"),
         (lambda x: iglu.gelu_scaled(x, -2), ValueError, "a must be >= 0, got -2"),

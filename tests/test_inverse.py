@@ -218,7 +218,7 @@ def test_compiled_it_is_as_right_near_the_floor(approximate):
 
 @pytest.mark.parametrize("function", [iglu.iglu_inverse, iglu.iglu_log_derivative])
 def test_misuse_is_named(function):
-    with pytest.raises(TypeError, match="must be of float16, bfloat16, float32 or float64"):
+    with pytest.raises(TypeError, match="must have dtype float16, bfloat16, float32 or float64"):
         function(torch.arange(3))
     with pytest.raises(ValueError, match="sigma must be >= 0, got -1"):
         function(torch.ones(3), -1)

@@ -342,7 +342,7 @@ def test_relatives_are_what_their_papers_say():
     ("make", "error", "message"),
     [
         (lambda: iglu.IGLU(-1), ValueError, "sigma must be >= 0, got -1"),
-        (lambda: iglu.IGLU(0, learnable=True), ValueError, "starts above 0 and below inf, got 0"),
+        (lambda: iglu.IGLU(0, learnable=True), ValueError, "must start above 0 and below inf, got 0"),
         (lambda: iglu.IGLU(learnable=2), TypeError, "learnable must be True or False, got 2"),
         (lambda: iglu.IGLU(channels=4), ValueError, "channels=4 needs learnable=True"),
         (lambda: iglu.IGLU(learnable=True, channels=0, channel_dim=1), ValueError, "at least 1, got 0"),
@@ -357,7 +357,7 @@ def test_relatives_are_what_their_papers_say():
         (lambda: iglu.IGLU(approximate="tanh"), ValueError, "got 'tanh'"),
         (lambda: iglu.IGLU(approximate="rational", save="all"), ValueError, "got 'all'"),
         (lambda: iglu.IGLU(save="output"), ValueError, "save='output' needs approximate='rational'"),
-        (lambda: iglu.IGLU(torch.tensor(1.0)), TypeError, r"IGLU\(start, learnable=True\) learns one"),
+        (lambda: iglu.IGLU(torch.tensor(1.0)), TypeError, r"IGLU\(start, learnable=True\) learns sigma"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(make, error, message):

@@ -112,7 +112,7 @@ def test_writing_over_a_copy_that_is_not_yet_one_leaves_the_original(approximate
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("function", [iglu.iglu, iglu.iglu_gate, iglu.iglu_glu, iglu.gelu_scaled])
 def test_other_dtypes_are_refused_by_name(function, dtype) -> None:
-    with pytest.raises(TypeError, match=f"must be of float16, bfloat16, float32 or float64, got {dtype}"):
+    with pytest.raises(TypeError, match=f"must have dtype float16, .* or float64, got {dtype}"):
         function(torch.ones(4).to(dtype))
 
 

@@ -376,7 +376,7 @@ def test_nan_and_inf_are_counted_and_left_out():
     assert layer.not_finite == 3
     assert layer.n == x.numel() - 3
     assert torch.equal(layer.tail.values, x[x.isfinite()].abs().double().topk(len(layer.tail)).values)
-    assert "3 values left out" in repr(probe(nn.Sequential(nn.ReLU()), x))
+    assert "3 values (NaN or inf) left out" in repr(probe(nn.Sequential(nn.ReLU()), x))
     assert probe(nn.Sequential(nn.ReLU()), [x, x]).layers[0].not_finite == 6
 
 
@@ -764,7 +764,7 @@ def test_errors_name_what_was_given():
     model = mlp(nn.ReLU())
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         probe(F.relu, inputs())
-    with pytest.raises(TypeError, match="batches must be several, a tensor or a mapping, got int"):
+    with pytest.raises(TypeError, match="batches must be an iterable, a tensor or a mapping, got int"):
         probe(model, 5)
     with pytest.raises(ValueError, match="batches is empty"):
         probe(model, [])

@@ -126,7 +126,7 @@ def test_a_fit_that_does_worse_where_it_is_judged_is_not_kept():
     start = state(model)
     record = iglu.recalibrate(model, [*batches(2), torch.full((64, 6), 300.0)], like=like)
     assert not record.corrected
-    assert "no correction does better" in record.left[0].reason
+    assert "no correction reduces its error" in record.left[0].reason
     assert same(state(model), start)
 
 
@@ -205,7 +205,7 @@ def test_padding_does_not_count():
         torch.testing.assert_close(flat.body[2].bias, other.body[2].bias)
     nothing = [each | {"attention_mask": torch.zeros(16, 8)} for each in data]
     record = iglu.recalibrate(swapped(like), nothing, like=like)
-    assert record.left[0].reason == "no token counts: the mask excludes all"
+    assert record.left[0].reason == "the mask excludes all tokens"
 
 
 def test_least_squares_needs_as_many_rows_as_inputs():
@@ -441,7 +441,7 @@ def test_a_channel_that_tells_nothing_keeps_its_statistics():
 def test_a_batch_norm_needs_two_values_a_channel():
     like = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)).eval()
     record = iglu.recalibrate(swapped(like, "iglu:1"), [torch.randn(1, 3)], like=like, method="norms")
-    assert [each.reason for each in record.left] == ["fewer than two values a channel"]
+    assert [each.reason for each in record.left] == ["fewer than two values per channel"]
 
 
 def test_a_batch_norm_whose_new_statistics_do_worse_keeps_its_old_ones():
@@ -453,7 +453,7 @@ def test_a_batch_norm_whose_new_statistics_do_worse_keeps_its_old_ones():
     record = iglu.recalibrate(model, data, like=like)
     assert [(each.place, each.reason) for each in record.left] == [
         ("0", "no linear layer follows it"),
-        ("1", "no correction does better than an error of 0"),
+        ("1", "no correction reduces its error of 0"),
     ]
     assert not record.corrected
     assert same(state(model), start)
@@ -624,7 +624,7 @@ def test_timm_resnets_and_vits_are_corrected_throughout():
     data = list(torch.randn(3, 8, 3, 32, 32, generator=generator).unbind())
     record, places = hidden_errors(lambda: timm.create_model("resnet18"), "iglu:2", data, "norms")
     norms = {each.place for each in record.corrected if each.method == "batch norm"}
-    kept = {each.place for each in record.left if "no correction does better" in each.reason}
+    kept = {each.place for each in record.left if "no correction reduces its error" in each.reason}
     assert len(norms | kept) == 19  # all but the first of 20
     assert len(norms) > len(kept)
     assert all(each.after < each.before for each in record.corrected)
@@ -747,8 +747,8 @@ class Special(nn.Module):
         ("norm", "act", "no linear layer follows it"),
         ("added", "act", "no linear layer follows it"),
         ("added in place", "act", "no linear layer follows it"),
-        ("tied", "last", "its weight is tied, 2 places hold it"),
-        ("parametrized", "last", "its weight is computed, not held: parametrized or packed"),
+        ("tied", "last", "its weight is tied: 2 modules share it"),
+        ("parametrized", "last", "its weight is computed, not stored: parametrized or packed"),
         ("quantized", "last", "its weight is quantized, torch.int8"),
     ],
 )

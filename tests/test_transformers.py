@@ -448,11 +448,11 @@ def test_each_activation_of_a_linear_attention_is_one_entry() -> None:
 
 def test_a_name_looked_up_in_forward_is_reported_if_sigma_learns() -> None:
     model = mamba()
-    with pytest.warns(UserWarning, match="looked up at every forward"):
+    with pytest.warns(UserWarning, match="looked up in every forward"):
         record = swap(model, "iglu:learnable", only="*.activation")
     assert record.replaced == []
     assert {each.reason for each in record.functional} == {
-        "a name that is looked up at every forward cannot hold what is learned"
+        "a name that is looked up in every forward cannot have learnable parameters"
     }
     assert "ACT2FN[activation]" in {each.call for each in record.functional}
     assert model.config.hidden_act == "silu"
@@ -582,7 +582,7 @@ def test_unknown_names_in_a_config_raise_with_the_nearest() -> None:
 
 def test_a_learnable_name_looked_up_in_forward_raises_instead_of_never_learning() -> None:
     model = mamba(hidden_act="iglu:learnable")
-    with pytest.raises(ValueError, match="looked up again at every forward"):
+    with pytest.raises(ValueError, match="looked up again in every forward"):
         output(model)
     output(mamba(hidden_act="iglu:0.5"))
 

@@ -110,7 +110,7 @@ def test_stating_sigma_twice_is_refused():
 
 @pytest.mark.parametrize("given", [None, 0.5, nn.ReLU(), nn.ReLU], ids=str)
 def test_what_is_no_name_is_told_what_a_name_is(given):
-    with pytest.raises(TypeError, match=r"given by its name, such as 'iglu:5', got "):
+    with pytest.raises(TypeError, match=r"name must be a string, such as 'iglu:5', got "):
         iglu.create(given)
 
 

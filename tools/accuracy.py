@@ -7,7 +7,7 @@ against the extended-precision truth of tests/truth.py.  The last line is the cl
 
 python tools/accuracy.py output
 
-prints the price of save="output": the relative error of the gradient in the negative tail.
+prints the accuracy cost of save="output": the relative error of the gradient in the negative tail.
 
 python tools/accuracy.py inverse
 
@@ -52,7 +52,7 @@ def from_output() -> None:
     points = (-1.0, -10.0, -100.0, -1000.0, -10_000.0)
     print(f"{'sigma x':10}" + "".join(f"{point:>10g}" for point in points))
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        # the worst over a neighborhood, since a single point may be lucky
+        # the worst over a neighborhood, since a single point may be accurate by chance
         errors = []
         for point in points:
             x = (point * torch.linspace(0.9, 1.1, 1001, dtype=torch.float64)).to(dtype).requires_grad_()

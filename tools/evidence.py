@@ -1,4 +1,4 @@
-"""Rebuild the measured results in README.md and docs/ from the rows; no figure is typed by hand.
+"""Rebuild the measured results in README.md and docs/ from the rows; no number is typed by hand.
 
     python tools/evidence.py
 
@@ -47,7 +47,7 @@ def claims(found: Gathered) -> str:
         for claim in all_claims(found)
         if claim.reduced is not None
     ]
-    names = ("claim of the paper", "at the reduced scale", "which is")
+    names = ("claim of the paper", "at the reduced scale", "scale")
     return markdown(Table.of("claims", "The paper's claims at the reduced scale", names, rows))
 
 
@@ -62,9 +62,9 @@ def runs(found: Gathered) -> str:
         counts = (len(done), len(planned.grid.runs), diverged, minutes)
         rows.append((f"{planned.grid.title}.toml", *counts, "; ".join(where)))
     _, *counted, _ = zip(*rows, strict=True)
-    rows.append(("together", *map(sum, counted), ""))
+    rows.append(("total", *map(sum, counted), ""))
     rows = [(*row[:4], round(row[4]), row[5]) for row in rows]
-    names = ("grid", "runs", "of", "diverged", "minutes of one core", "commit and processor")
+    names = ("grid", "runs", "planned", "diverged", "minutes of one core", "commit and processor")
     return markdown(Table.of("runs", "What has been run", names, rows))
 
 

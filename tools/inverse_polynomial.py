@@ -26,7 +26,7 @@ def solved(f: mpf, start: mpf) -> mpf:
 
 def below(h: mpf) -> mpf:
     """gate/sqrt(h)."""
-    w = 3 * pi * h  # t^2 - 3 t^4/5 + ..., and the other way round:
+    w = 3 * pi * h  # t^2 - 3 t^4/5 + ...; inverted:
     t = sqrt(w) * (1 + mpf(3) / 10 * w + mpf(141) / 1400 * w * w)
     if w > mpf(10) ** -12:
         f = h - 1 / pi

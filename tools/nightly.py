@@ -1,4 +1,4 @@
-"""Compare every speed ratio with the one measured before on the same processor.  Usage: make nightly
+"""Compare every speed ratio with the previous one on the same processor.  Usage: make nightly
 
 The rows are kept in runs/nightly, one file per processor; the first time there is nothing to compare with.
 """

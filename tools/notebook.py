@@ -1,9 +1,9 @@
-"""Run the notebooks of the docs and store what they show.
+"""Run the notebooks of the docs and store their outputs.
 
     python tools/notebook.py
 
-Writes the outputs into the files in docs/notebooks, from which the site takes them.  It needs Matplotlib and
-no Jupyter.
+Writes the outputs into the files in docs/notebooks, from which the site takes them.  Needs Matplotlib but not
+Jupyter.
 """
 
 from __future__ import annotations

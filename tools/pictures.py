@@ -47,8 +47,8 @@ def function_picture() -> Any:
 
 
 def error_picture() -> Any:
-    """The relative error of the gradient in the negative tail, the direct formula's and ours: the worst
-    within each of many short intervals."""
+    """The relative error of the gradient in the negative tail, of the direct formula and of this library: the
+    worst in each of many short intervals."""
     figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
     for dtype, colors in ((torch.float32, (VERMILION, BLUE)), (torch.bfloat16, (ORANGE, GREEN))):
         u = torch.logspace(0, 5, 20_000, dtype=torch.float64).to(dtype)
@@ -62,7 +62,7 @@ def error_picture() -> Any:
             label = f"{who}, {str(dtype).removeprefix('torch.')}"
             axes.plot(middles, worst, style, color=color, linewidth=1.6, label=label)
     axes.axhline(1, color=BLACK, linewidth=0.7)
-    axes.annotate("above this line nothing is right", (9e4, 0.3), fontsize=8, ha="right")
+    axes.annotate("relative error 100%", (9e4, 0.3), fontsize=8, ha="right")
     axes.set(xscale="log", yscale="log", xlim=(1, 1e5), ylim=(1e-8, 1e8))
     axes.set(xlabel=r"$-\sigma x$", ylabel="relative error of the gradient")
     axes.legend()
@@ -128,7 +128,7 @@ def forest_picture() -> Any:
 
 
 def _forest_line(axes: Any, place: int, task: ComparedTask) -> None:
-    """The four comparisons of a task, one under the other."""
+    """The four comparisons of a task, one below the other."""
     for number, ((name, reference), (color, marker)) in enumerate(_FOREST.items()):
         one = next((one for one in task.differences_to(reference) if one.activation == name), None)
         if one is not None:
@@ -140,7 +140,7 @@ def _forest_line(axes: Any, place: int, task: ComparedTask) -> None:
 
 
 def _forest_values(one: Difference) -> tuple[float, float, float]:
-    """Signed so that above 0 is better; of a perplexity in per cent of the reference's."""
+    """Value and interval, signed so that above 0 is better; perplexities in percent of the reference's."""
     scale = 100 / one.reference_mean if one.metric == "perplexity" else 1.0
     return one.gain.value * scale, one.gain.low * scale, one.gain.high * scale
 
@@ -157,7 +157,7 @@ def _forest_name(task: ComparedTask) -> str:
 
 
 def report_picture(key: str) -> Any:
-    """A figure of the report, of the evidence alone."""
+    """A figure of the report, from the evidence only."""
     figures = measured_figures(gather([RESULTS / "evidence"]), ())
     return draw(next(figure for figure in figures if figure.key == key))
 
@@ -188,7 +188,7 @@ def derivatives_picture() -> Any:
 
 
 def log_picture() -> Any:
-    """What Lightning's callback logs while a small GPT-2 with learnable sigmas learns Python's own source."""
+    """What the Lightning callback logs while a small GPT-2 with learnable sigmas trains on Python source."""
     with tempfile.TemporaryDirectory() as folder:
         rows = _watched_training(pathlib.Path(folder))
     steps = [int(row["step"]) for row in rows]
@@ -245,7 +245,7 @@ def _gradient(function: Function, x: Tensor) -> Tensor:
 
 
 def _derivative(function: Function, x: Tensor) -> Tensor:
-    """The derivative, with its graph, to be differentiated again."""
+    """The derivative, with its graph for another derivative."""
     return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
 
 

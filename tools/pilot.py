@@ -1,4 +1,4 @@
-"""Print the learning rates that a pilot chose, as the lines of the grid that it is the pilot of.
+"""Print the learning rates that a pilot chose, as lines for the file of its grid.
 
     python tools/pilot.py plasticity-labels
     python tools/pilot.py learning-rate --within 0.3 --also-fixed

@@ -1,6 +1,6 @@
-"""Fit the polynomials of every language (needs mpmath; takes about a minute).
+"""Fit the polynomials of all implementations (needs mpmath; takes about a minute).
 
-    python tools/polynomials.py --check   exit with 1 if the coefficients in a file are not those of the fits
+    python tools/polynomials.py --check   exit with 1 if the coefficients in a file differ from the fits
     python tools/polynomials.py --write   write them
 
 They are in polynomials.h and tables.h of iglu/kernels/csrc, and between two comments in iglu/formulas.py,
@@ -115,7 +115,7 @@ TABLES = {
     "NEAR_DF_DX": near_df_dx,
     "FAR_DF_DX": lambda t: far_df_dx(t * t),
 }
-# Of formulas.py, where torch multiplies and adds; those of arctan are excess_f32.
+# For formulas.py, which evaluates them with torch; its coefficients of arctan are excess_f32.
 DERIVATIVE_TAIL = {
     "float32": Fit("derivative_tail_f32", far_df_dx, relative(far_df_dx), 12, None),
     "float64": Fit("derivative_tail_f64", far_df_dx, relative(far_df_dx), 22, None),
@@ -133,7 +133,7 @@ def rounded(value: mpf, dtype: type[np.floating] | None) -> mpf:
 
 
 def good_center(fit: Fit) -> mpf:
-    """Near fit.center, where the function's value rounds with the smallest error."""
+    """The point near fit.center at which the function's value rounds with the smallest error."""
     if fit.center == 0:
         return mpf(0)
     step = mpf(2) ** (-fit.digits - 1)
@@ -147,7 +147,7 @@ def good_center(fit: Fit) -> mpf:
 
 
 def solve(design: list[list[mpf]], target: list[mpf], weights: list[mpf]) -> list[mpf]:
-    """Weighted least squares by the normal equations; 60 digits make up for their conditioning."""
+    """Weighted least squares by the normal equations; 60 digits compensate for their conditioning."""
     count = len(design[0])
     normal, right = matrix(count, count), matrix(count, 1)
     for row, value, weight in zip(design, target, weights, strict=True):

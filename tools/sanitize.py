@@ -97,7 +97,7 @@ def main() -> None:
         torch.manual_seed(seed)
         for _ in range(calls):
             one_call(random_)
-        print(f"{instructions}: {calls} calls of every kind, no error")
+        print(f"{instructions}: {calls} random calls, no error")
     native.loops.use(best)
     print(iglu.explain(torch.ones(1)))
 

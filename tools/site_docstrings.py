@@ -1,6 +1,6 @@
-"""The reference as the documentation site wants it.
+"""Adapt docstrings for the API reference of the documentation site.
 
-Examples become code, names lose Sphinx's roles, and the default of sigma is shown as a number.
+Examples become code blocks, Sphinx roles are removed, and the default of sigma is shown as a number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the documentation site needs beyond its Markdown; mkdocs calls the functions named ``on_``.
+"""Hooks of the documentation site; mkdocs calls the functions named ``on_``.
 
-- Pages that live elsewhere in the tree (benchmarks, evidence, changelog) and the notebook join the site.
-- Links are written for a reader of the source tree and are resolved to pages of the site here.
+- Pages outside docs/ (benchmarks, evidence, changelog) and the notebooks are added to the site.
+- Links, which are written for a reader of the source tree, are resolved to pages of the site.
 - ``<!-- table: NAME -->`` becomes a table made from the package itself, so that no number is typed twice.
-- Formulas become MathML here, so that the reader's browser needs no script and no network for them.
+- Formulas become MathML, so that the reader's browser needs no script and no network for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from iglu_lab.commands import demo
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _DOCS = _ROOT / "docs"
-_NOTEBOOKS = {  # the page of each
+_NOTEBOOKS = {  # notebook -> page
     _DOCS / "notebooks/tour.ipynb": "tour.md",
     _DOCS / "notebooks/compare.ipynb": "compare-notebook.md",
 }
@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _link(found: re.Match[str], folder: pathlib.Path) -> str:
-    """A link to a file of the tree: to its page, or only its text where the site has no such page."""
+    """Resolve a link to a file of the tree to its page, or to plain text if the site has no such page."""
     text, target = found.groups()
     name, mark, anchor = target.partition("#")
     if not name or re.match(r"\w+:", target) or name in (*_ELSEWHERE, *_NOTEBOOKS.values()):
@@ -125,7 +125,7 @@ def _block(found: re.Match[str]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> str:
-    """A Markdown table with these columns aligned as numbers; a bar inside a cell would end it."""
+    """A Markdown table with the columns ``numbers`` right-aligned; bars inside cells are escaped."""
     right = set(numbers)
     rule = ["---:" if column in right else "---" for column in range(len(header))]
     lines = [header, rule, *rows]
@@ -136,7 +136,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iter
 
 def errata() -> str:
     return table(
-        ("where", "printed", "right", "known by"),
+        ("where", "printed", "right", "how it is known"),
         ((each.place, each.printed, each.right, each.how) for each in paper.errata()),
     )
 
@@ -156,7 +156,7 @@ def recipes() -> str:
 
 def activations() -> str:
     return table(
-        ("name", "label in tables", "a number sets"),
+        ("name", "label in tables", "parameter"),
         ((f"`{name}`", row.label, row.number) for name, row in zoo.ZOO.items()),
     )
 

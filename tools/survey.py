@@ -1,11 +1,11 @@
-"""Which calls of activations iglu.swap leaves in the models of transformers, timm and torchvision, and why:
+"""List the activation calls that iglu.swap leaves in models of transformers, timm and torchvision, and why:
 
 nice python tools/survey.py [transformers | timm | torchvision | transformers:Whisper* ...]
 
 Every model class is built on the meta device (no weights) with the default config of its type and few layers,
-and swapped. A model whose modules were all seen in another one is not swapped again. Where calls of a class
-were replaced, the swapped model and the original are run on the same input and must give the same shapes.
-One line is printed for each call of each class, replaced or left, and at the end the number of models.
+and swapped. A model whose module classes were all seen in other models is not swapped again. If calls of a
+class were replaced, the swapped model and the original are run on the same input and must return the same
+shapes. One line is printed per call and class, replaced or left, and at the end the number of models.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _small(cls: Any) -> nn.Module:
     config = cls.config_class()
     try:
         return cls(_with_few_layers(config))
-    except Exception:  # some field does not agree with so few
+    except Exception:  # some field is incompatible with few layers
         return cls(cls.config_class())
 
 
@@ -92,7 +92,7 @@ def _with_few_layers(config: Any) -> Any:
 
 
 def shapes(model: nn.Module) -> Any:
-    """The shapes of what the model returns, None if the input does not suit it."""
+    """The shapes of the model's outputs; None if it accepts none of the inputs."""
     tokens = torch.zeros(1, 8, dtype=torch.long, device="meta")
     inputs: list[Any] = [
         {"input_ids": tokens, "decoder_input_ids": tokens},
@@ -181,7 +181,7 @@ def _examine(
     if {place: type(module) for place, module in model.named_modules()} != classes:
         raise AssertionError("undo does not restore the classes")
     before = shapes(model)
-    counts["run before and after" if before is not None else "not run, for want of an input"] += 1
+    counts["run before and after" if before is not None else "not run, no suitable input"] += 1
     if before != after:
         raise AssertionError(f"shapes {before} became {after}")
 

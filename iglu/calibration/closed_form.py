@@ -4,8 +4,8 @@ For a linear layer W h + b whose input becomes h' instead of h:
 
 - *shift*: b' = b + mean(W h + b) - mean(W h' + b);
 - *least squares*: W' and b' that minimize the mean of |W' h' + b' - (W h + b)|^2, plus ridge |W' - W|^2; the
-  ridge is RIDGE times the mean variance of an entry of h'.  Only the sums of h' h'^T and of h' e^T, with the
-  difference e, are kept of the batches;
+  ridge is RIDGE times the mean variance of an entry of h'.  Only the sums of h' h'^T and of h' e^T over the
+  batches are stored, where e is the difference of the outputs;
 - *batch norm*: a running mean and variance that give every channel of the output the mean and the variance
   that it had before.  If the layer's statistics are those of these batches, the new ones are too; if they
   are not, because the batches differ from the training data, only the change is corrected.
@@ -25,15 +25,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from iglu.calibration.dataflow import CONVOLUTIONS, CalibrationTarget
 
-RIDGE = 1e-4  # chosen beforehand, for all models and layers
+RIDGE = 1e-4  # fixed in advance, for all models and layers
 
-_NO_BETTER = "no correction does better than an error of {:.3g}"
+_NO_BETTER = "no correction reduces its error of {:.3g}"
 
-Remember = Callable[[Tensor], Tensor]  # gives back a copy
+Remember = Callable[[Tensor], Tensor]  # returns a copy
 
 
 class Pair(NamedTuple):
-    """For one batch: what the layer is given, what it should give, and which tokens count."""
+    """For one batch: the input of a layer, its wanted output, and a mask of the tokens that count."""
 
     given: Tensor
     wanted: Tensor
@@ -42,8 +42,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Correction:
-    """One layer that was corrected: how, and the error of its output relative to the original's, both on what
-    the corrected model gives it, over batches that the correction was not made from."""
+    """A corrected layer: the method, and the relative error of its output before and after, on inputs from
+    the corrected model and on batches that were not used for the fit."""
 
     place: str
     method: str
@@ -53,12 +53,12 @@ class Correction:
 
 
 class CannotCorrectError(Exception):
-    """Says why, in words for the record."""
+    """Its message is the reason in the record."""
 
 
 def compute(module: nn.Module, given: Tensor) -> Tensor:
-    """Compute the output of a layer in the dtype of its weight, without its hooks; of a BatchNorm only the
-    normalization, for a subclass may end with an activation."""
+    """Compute the output of a layer in the dtype of its weight, without its hooks; for a BatchNorm only the
+    normalization, since a subclass may end with an activation."""
     if not isinstance(module, _BatchNorm):
         weight = module._parameters.get("weight")
         if weight is not None and weight.is_floating_point():
@@ -78,7 +78,7 @@ def compute(module: nn.Module, given: Tensor) -> Tensor:
 def correct(
     target: CalibrationTarget, fitted: list[Pair], judged: list[Pair], method: str, remember: Remember
 ) -> Correction:
-    """From the pairs to fit, the correction that does best on the pairs that judge; made in place;
+    """Fit corrections to the pairs ``fitted``; make the one with the smallest error on ``judged``, in place.
     ``remember`` is called with each tensor before it is overwritten."""
     if target.is_norm:
         return _renew_norm(target, fitted, judged, remember)
@@ -118,10 +118,10 @@ class _Layer:
         self.weight = weight
         self.bias = module._parameters.get("bias")
         self._is_convolution = isinstance(module, CONVOLUTIONS)
-        self._is_transposed = not isinstance(module, (nn.Linear, *CONVOLUTIONS))  # as GPT-2 has it
+        self._is_transposed = not isinstance(module, (nn.Linear, *CONVOLUTIONS))  # as in GPT-2
 
     def unsupported_reason(self, rows: int) -> str:
-        """Why least squares cannot fit it to so many rows, empty if it can."""
+        """Why least squares cannot fit it to this number of rows, empty if it can."""
         module: Any = self.module
         kind = type(module)
         if self._is_convolution:
@@ -153,7 +153,7 @@ class _Layer:
         return _rows(self._batched(y).movedim(1, -1), None) if self._is_convolution else _rows(y, mask)
 
     def _batched(self, x: Tensor) -> Tensor:
-        """Of a convolution, which also accepts inputs without a batch dimension."""
+        """Add the batch dimension, which inputs and outputs of a convolution may lack."""
         module: Any = self.module
         return x if x.dim() == len(module.kernel_size) + 2 else x.unsqueeze(0)
 
@@ -166,7 +166,7 @@ class _Layer:
 
 
 def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Without padding, where the mask is one of the rows: batch by length, or both in one dimension."""
+    """Flatten to rows; drop the masked ones if the mask has one entry per row."""
     flat = _computed(x).reshape(-1, x.shape[-1])
     if mask is None or mask.numel() != len(flat) or x.shape[:-1] not in (mask.shape, flat.shape[:1]):
         return flat
@@ -174,12 +174,12 @@ def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _computed(x: Tensor) -> Tensor:
-    """In float32 or better."""
+    """Convert to float32, unless it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _error(target: CalibrationTarget, pairs: Iterable[Pair]) -> float:
-    """|output - wanted|/|wanted|; where a BatchNorm follows, but for the means, which it takes up."""
+    """|output - wanted|/|wanted|; if a BatchNorm follows, which removes the means, without them."""
     layer = None if target.is_norm else _Layer(target.module)
     off, whole = 0.0, 0.0
     for given, wanted, mask in pairs:
@@ -201,7 +201,7 @@ def _error(target: CalibrationTarget, pairs: Iterable[Pair]) -> float:
 def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method: str) -> dict[str, _Step]:
     rows = sum(len(layer.outputs(wanted, mask)) for _, wanted, mask in fitted)
     if rows == 0:
-        raise CannotCorrectError("no token counts: the mask excludes all")
+        raise CannotCorrectError("the mask excludes all tokens")
     reason = layer.unsupported_reason(rows)
     if layer.bias is None and reason:
         raise CannotCorrectError(f"it has no bias to shift, and least squares cannot fit it: {reason}")
@@ -222,7 +222,7 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
         with_bias = layer.bias is not None or target.feeds_norm
         if with_bias:
             hh, he = hh - torch.outer(h_mean, h_mean), he - torch.outer(h_mean, e_mean)
-        # not 0, even where every unit is dead and there is nothing to solve
+        # not 0, even if every unit is dead and there is nothing to solve
         ridge = RIDGE * hh.diagonal().mean().clamp(min=torch.finfo(hh.dtype).tiny / RIDGE)
         eye = torch.eye(len(hh), dtype=hh.dtype, device=hh.device)
         weight = torch.linalg.solve(hh + ridge * eye, he).T
@@ -231,7 +231,7 @@ def _steps(layer: _Layer, target: CalibrationTarget, fitted: list[Pair], method:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float64, but on a device that has none."""
+    """Convert to float64, except on a device that does not support it."""
     return x if x.device.type == "mps" else x.double()
 
 
@@ -243,12 +243,12 @@ def _renew_norm(
     values, mean, variance = _moments(compute(norm, pair.given) for pair in fitted)
     _, wanted_mean, wanted_variance = _moments(pair.wanted for pair in fitted)
     if values < 2:
-        raise CannotCorrectError("fewer than two values a channel")
+        raise CannotCorrectError("fewer than two values per channel")
     old = [remember(tensor) for tensor in (norm.running_mean, norm.running_var)]
     old_mean, old_var = map(_wide, old)
     scale, offset = (_wide(norm.weight), _wide(norm.bias)) if norm.affine else (1.0, 0.0)
     # The output is scale (x - mean)/spread + offset.  The spread of a channel that does not vary cannot be
-    # corrected, and a channel whose scale is 0 not at all.
+    # corrected, and neither spread nor mean of a channel whose scale is 0.
     ratio = (variance / wanted_variance).sqrt()
     spread = (old_var + norm.eps).sqrt()
     new_spread = spread * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1)

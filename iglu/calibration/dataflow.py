@@ -1,7 +1,7 @@
-"""Which layers an activation feeds, seen in one forward.
+"""Find the layers that an activation feeds, by tracing one forward.
 
 The output of an activation is followed through dropout, reshapes, poolings and the product with the other
-half of a gated pair.  The linear layers that it reaches first can compensate for a change of it.
+half of a gated pair.  The linear layers that it reaches first can compensate for a change of the activation.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class CalibrationTarget:
 
     place: str
     module: nn.Module
-    activations: tuple[str, ...] = ()  # that feed it; none for a BatchNorm
+    activations: tuple[str, ...] = ()  # the places of those that feed it; none for a BatchNorm
     calls: int = 1
-    feeds_norm: bool = False  # a BatchNorm comes next and takes up its mean
+    feeds_norm: bool = False  # a BatchNorm comes next and removes its mean
 
     @property
     def is_norm(self) -> bool:
@@ -50,7 +50,7 @@ class CalibrationTarget:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Linear, a convolution, or the transposed linear layer of GPT-2."""
+    """Whether it is a Linear, a convolution, or the transposed linear layer of GPT-2."""
     kind = type(module)
     is_transposed = (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
     return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or is_transposed
@@ -59,7 +59,7 @@ def is_linear(module: nn.Module) -> bool:
 def find_targets(
     model: nn.Module, activations: dict[str, nn.Module], forward: Callable[[], Any]
 ) -> list[CalibrationTarget]:
-    """The linear layers that these activations feed, and every BatchNorm after the first, in their order."""
+    """The linear layers that these activations feed, and every BatchNorm after the first activation."""
     trace = _Trace(model, activations)
     with trace.hooks(), trace, torch.no_grad():
         forward()
@@ -76,7 +76,7 @@ class _Trace(TorchFunctionMode):
         self._activations: dict[int, list[str]] = {}
         for place, module in activations.items():
             self._activations.setdefault(id(module), []).append(place)
-        # By id, with the tensor itself, which must not be freed and its id given to another.
+        # By id, with the tensor itself: if it were freed, another could get its id.
         self._fed: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self._made: dict[int, tuple[Tensor, CalibrationTarget]] = {}
         self._is_after_first = False
@@ -111,7 +111,7 @@ class _Trace(TorchFunctionMode):
         return self._fed[id(value)][1] if id(value) in self._fed else frozenset()
 
     def _mark(self, value: Any, fed: frozenset[str]) -> None:
-        self._fed.pop(id(value), None)  # written over in place
+        self._fed.pop(id(value), None)  # overwritten in place
         if isinstance(value, Tensor) and fed:
             self._fed[id(value)] = value, fed
 

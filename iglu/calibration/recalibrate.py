@@ -1,6 +1,6 @@
 """recalibrate(): after a swap, correct the following layers so that they compensate, without training.
 
-Which layers: :mod:`iglu.calibration.dataflow`.  How each is corrected: :mod:`iglu.calibration.closed_form`.
+:mod:`iglu.calibration.dataflow` finds the layers, :mod:`iglu.calibration.closed_form` corrects them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from iglu.surgery.record import Change, Record, Row, Swap, put_back
 from iglu.surgery.sites import find_sites
 
 METHODS = ("least-squares", "shift", "norms")
-_JUDGING = 5  # one batch in so many judges and is not fitted to
+_JUDGING = 5  # one batch in this many is held out to compare corrections
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Uncorrected:
 
 @dataclass(frozen=True, eq=False)
 class _TensorChange(Change):
-    """A weight, a bias or a statistic that was written over."""
+    """A weight, a bias or a statistic that was overwritten."""
 
     tensor: Tensor
     old: Tensor
@@ -63,7 +63,7 @@ class Recalibration(Record):
     changes: list[Change] = field(default_factory=list, compare=False)
 
     def undo(self) -> None:
-        """Put back the old weights and statistics.  A second call does nothing."""
+        """Restore the old weights and statistics.  A second call does nothing."""
         put_back(self.changes)
 
     def _title(self) -> str:
@@ -78,7 +78,7 @@ class Recalibration(Record):
 
     def _notes(self) -> list[str]:
         shares = self.zeros.values()
-        if not shares or max(shares) < 0.005:  # of smooth ones a few, where they are given 0
+        if not shares or max(shares) < 0.005:  # smooth activations have a few, at inputs of 0
             return []
         mean = sum(shares) / len(shares)
         return [f"exact zeros: {mean:.0%} of the activations, {min(shares):.0%} to {max(shares):.0%}"]
@@ -92,25 +92,25 @@ def recalibrate(
     method: str = "least-squares",
     forward: Forward | None = None,
 ) -> Recalibration:
-    """Correct ``model``, whose activations were swapped, so that its layers give what those of ``like`` give,
-    the model before the swap.  Nothing is trained; the batches need no targets.
+    """Correct ``model``, whose activations were swapped, so that the outputs of its layers match those of
+    ``like``, the model before the swap.  Nothing is trained; the batches need no targets.
 
-    Corrected are the linear layers and convolutions that a swapped activation feeds, and every BatchNorm that
-    follows, which gets statistics with which its output has the mean and the variance that it had.  The
-    layers are corrected in the order of the forward, each on what the corrected model gives it.  One batch in
-    five judges (a single one does both): of no correction, the shift and least squares a layer keeps what
-    does best there; a BatchNorm keeps its old statistics if the new ones do no better.  Forwards run under
-    autocast if the caller does; corrections are computed without it.  Statistics are summed in float32 or
-    better; the dtype of the model and its arithmetic stay as they are.  An exception leaves the model as it
-    was, and ``undo()`` of the record puts it back.
+    This corrects the linear layers and convolutions that a swapped activation feeds, and every BatchNorm
+    after it: new statistics restore the mean and variance of its output.  Layers are corrected in the order
+    of the forward, each on its inputs in the corrected model.  One batch in five is held out to compare
+    corrections (a single batch is used for both): a layer keeps the best of no correction, shift and least
+    squares; a BatchNorm keeps its old statistics if the new ones are not better.  Forwards run under autocast
+    if the caller does; corrections are computed without it.  Statistics are summed in float32 or float64; the
+    dtype of the model and its arithmetic do not change.  After an exception the model is unchanged;
+    ``undo()`` of the record restores it.
 
     Args:
         model: The model after the swap; it is changed in place.
         batches: Batches as for :func:`iglu.probe`, all held in memory.  Tokens that the ``attention_mask`` of
             a batch excludes do not count.
-        like: The model before the swap, a copy of its own.
-        method: "least-squares" fits the weights of the following layers, "shift" folds the change of their
-            mean into their bias, "norms" corrects the statistics of BatchNorm only.
+        like: The model before the swap, as a separate copy.
+        method: "least-squares" fits the weights of the following layers, "shift" corrects only their bias, by
+            the change of their mean output, "norms" only the statistics of BatchNorm.
         forward: Called as ``forward(model, batch)`` instead of the model, for other kinds of batches.
 
     >>> _ = torch.manual_seed(0)
@@ -126,7 +126,7 @@ def recalibrate(
         if not isinstance(value, nn.Module):
             raise TypeError(f"{name} must be an nn.Module, got {type(value).__name__}")
     if model is like:
-        raise ValueError("like must be the model before the swap, a copy of its own; got the model itself")
+        raise ValueError("like must be a separate copy of the model before the swap, got the model itself")
     data = [move(batch, device_of(model)) for batch in each_batch(batches)]
     if not data:
         raise ValueError("batches is empty: there is nothing to calibrate on")
@@ -161,7 +161,7 @@ def to_relu(
     IGLUs.
 
     Args:
-        model: A model with IGLU modules; other activations stay.
+        model: A model with IGLU modules; other activations are kept.
         batches: Batches to recalibrate on, as for :func:`iglu.recalibrate`.
         method: How the following layers compensate, as in :func:`iglu.recalibrate`.
         forward: Called as ``forward(model, batch)`` instead of the model, for other kinds of batches.
@@ -178,7 +178,7 @@ def to_relu(
     if not any(isinstance(site.content, IGLU) for site in find_sites(model)):
         raise ValueError(
             f"{type(model).__name__} has no IGLU to convert; "
-            "iglu.swap(model, 'relu', recalibrate=batches) takes any activation"
+            "iglu.swap(model, 'relu', recalibrate=batches) replaces other activations"
         )
     record, calibration = swap_and_recalibrate(
         lambda: swap(model, "relu", only=IGLU), model, batches, method, forward
@@ -194,7 +194,7 @@ def swap_and_recalibrate(
     method: str = "least-squares",
     forward: Forward | None = None,
 ) -> tuple[Swap, Recalibration]:
-    """Both or neither; undoing the swap then puts back the weights as well."""
+    """Swap and recalibrate, or neither if one fails; undoing the swap also restores the weights."""
     like = copy.deepcopy(model)
     record = do()
     try:
@@ -210,7 +210,7 @@ def swap_and_recalibrate(
 
 
 def _changed(model: nn.Module, like: nn.Module, record: Recalibration) -> dict[str, nn.Module]:
-    """The activations of the model that are others in ``like``, by place."""
+    """The activations of the model that differ from those of ``like``, by place."""
     before = {site.place: site.content for site in find_sites(like)}
     found: dict[str, nn.Module] = {}
     for site in find_sites(model):
@@ -224,7 +224,7 @@ def _changed(model: nn.Module, like: nn.Module, record: Recalibration) -> dict[s
         if isinstance(site.content, nn.Module):
             found[site.place] = site.content
         else:
-            record.left.append(Uncorrected(site.place, "called by name inside a forward, so not followed"))
+            record.left.append(Uncorrected(site.place, "looked up by name inside a forward, so not traced"))
     if not found and not record.left:
         raise ValueError(f"{type(model).__name__} and like have the same activations: nothing was swapped")
     return found
@@ -242,7 +242,7 @@ def _is_same(one: Any, other: Any) -> bool:
 def _correctable(
     targets: list[CalibrationTarget], model: nn.Module, method: str, record: Recalibration
 ) -> list[CalibrationTarget]:
-    """Those that are to be corrected and can be; of the others the record says why."""
+    """The targets of this method that can be corrected; record the reason for the others."""
     users = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     found = []
     for target in targets:
@@ -264,18 +264,18 @@ def _why_not(target: CalibrationTarget, method: str, users: Mapping[int, int]) -
         return ""
     weight = target.module._parameters.get("weight")
     if weight is None:
-        return "its weight is computed, not held: parametrized or packed"
+        return "its weight is computed, not stored: parametrized or packed"
     if not weight.is_floating_point() or weight.element_size() < 2:
         return f"its weight is quantized, {weight.dtype}"
     if users[id(weight)] > 1:
-        return f"its weight is tied, {users[id(weight)]} places hold it"
+        return f"its weight is tied: {users[id(weight)]} modules share it"
     if method == "shift" and target.module._parameters.get("bias") is None:
         norm = "; the BatchNorm that follows compensates" if target.feeds_norm else ""
         return "it has no bias for the shift" + norm
     return ""
 
 
-# -- side by side -----------------------------------------------------------------------------------
+# -- the corrections --------------------------------------------------------------------------------
 
 
 def _correct(
@@ -322,7 +322,7 @@ def _correct(
 
 
 def _mask(batch: Any, place: str) -> Tensor | None:
-    """The tokens that count: the attention mask of the batch, the decoder's own for its layers."""
+    """The mask of the tokens that count: the attention mask, of the decoder for its layers."""
     inputs = inputs_of(batch)
     if not isinstance(inputs, Mapping):
         return None
@@ -333,7 +333,7 @@ def _mask(batch: Any, place: str) -> Tensor | None:
 
 @contextlib.contextmanager
 def _count_zeros(activations: dict[str, nn.Module], shares: dict[str, float]) -> Iterator[None]:
-    """The share of exact zeros among what these activations give in the forwards inside."""
+    """Measure the share of exact zeros in the outputs of these activations, in the forwards inside."""
     counts = {place: [0, 0] for place in activations}
 
     def hook(place: str, module: nn.Module, args: Any, output: Tensor) -> None:

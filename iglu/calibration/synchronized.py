@@ -1,8 +1,7 @@
-"""Several forwards side by side, all halted before the same layer.
+"""Run several forwards in step: all pause before the same layer.
 
-A layer is to be corrected on what the corrected layers before it give, for every batch.  Running the model
-once more for each layer would take as many passes as there are layers; here each batch runs once, in a thread
-of its own, of which never two are at work at a time.
+A layer is corrected on the outputs of the corrected layers before it, for every batch.  Instead of running
+the model once per layer, each batch runs once, in its own thread, and only one thread runs at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def no_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _thread_settings(autocast: Mapping[str, torch.dtype], default_device: torch.device) -> Iterator[None]:
-    """Enter these in a new thread, which inherits neither."""
+    """Apply the caller's autocast and default device in a new thread, which does not inherit them."""
     with contextlib.ExitStack() as stack:
         for device, dtype in autocast.items():
             # not cached: a copy of a weight from before its correction might be in the cache
@@ -54,7 +53,7 @@ def _thread_settings(autocast: Mapping[str, torch.dtype], default_device: torch.
 
 
 class PausedForward(threading.Thread):
-    """One forward, which halts at each stop; autocast and the default device are those of its creator."""
+    """One forward, which pauses at each stop; autocast and the default device are those of its creator."""
 
     def __init__(self, forward: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -63,8 +62,8 @@ class PausedForward(threading.Thread):
         self._go, self._halted = threading.Semaphore(0), threading.Semaphore(0)
         self._is_left = False
         self._error: BaseException | None = None
-        self.stop = -1  # the number of the stop where it is
-        self.value: Tensor | None = None  # what passes there
+        self.stop = -1  # the number of the current stop
+        self.value: Tensor | None = None  # the input of the layer at this stop
         self.is_over = False
         self.start()
 
@@ -76,13 +75,13 @@ class PausedForward(threading.Thread):
                     self._forward()
         except _Left:
             pass
-        except BaseException as error:  # raised again where it is seen
+        except BaseException as error:  # raised again by reach()
             self._error = error
         self.is_over, self.value = True, None
         self._halted.release()
 
     def halt(self, stop: int, value: Tensor) -> None:
-        """Called in the thread itself."""
+        """Pause at a stop; called in the thread itself."""
         self.stop, self.value = stop, value
         self._halted.release()
         self._go.acquire()
@@ -91,8 +90,8 @@ class PausedForward(threading.Thread):
             raise _Left
 
     def reach(self, stop: int) -> Tensor | None:
-        """What passes at this stop; None if the forward does not come there (any more).  A number beyond
-        the last stop runs it to its end."""
+        """Run to a stop and return the input of its layer; None if the forward does not reach it (again).
+        A number beyond the last stop runs the forward to its end."""
         while self.stop < stop and not self.is_over:
             self._advance()
             if self._error is not None:
@@ -114,7 +113,7 @@ class PausedForward(threading.Thread):
 def paused_forwards(
     forwards: Sequence[Callable[[], Any]], stops: Sequence[nn.Module]
 ) -> Iterator[list[PausedForward]]:
-    """A paused for each forward; it halts before each of the stops, with the input of that layer."""
+    """Start each forward in a thread; it pauses before each of the stops, with the input of that layer."""
 
     def halt(number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         paused = threading.current_thread()

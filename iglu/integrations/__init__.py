@@ -1,5 +1,5 @@
-"""Our activation names in the tables of other libraries: one short module per library, which imports that
-library only when it is used."""
+"""Register iglu's activation names with other libraries: one module per library, which imports that library
+only when it is used."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def is_ours(name: object) -> bool:
 
 
 def maker(name: str) -> Callable[..., nn.Module]:
-    """What a library may call in the place of an activation class."""
+    """Return a callable that a library can use in place of an activation class."""
     return functools.partial(_make, name)
 
 
 def _make(name: str, inplace: bool = False, **options: Any) -> nn.Module:
-    """``inplace`` is a hint meant for ReLU, which needs no input for its gradient; IGLU would have to keep
-    a copy, so it is not followed."""
+    """``inplace`` is ignored: it is meant for ReLU, whose gradient does not need the input; IGLU would have
+    to save a copy."""
     return zoo.create(name, **options)
 
 
 def require(library: str, *modules: str) -> list[Any]:
-    """Import parts of a library; an ImportError with the reason and the remedy if that fails."""
+    """Import parts of a library; if that fails, raise an ImportError with the reason and a fix."""
     try:
         import_module(library)
         return [import_module(f"{library}.{module}") for module in modules]
@@ -80,7 +80,7 @@ def _reason(library: str, error: Exception) -> str:
     except ModuleNotFoundError:
         pass
     except (ImportError, RuntimeError) as broken:
-        # timm needs it, transformers only uses it where it is there.
+        # timm needs torchvision; transformers uses it only if it is installed.
         otherwise = "" if library == "timm" else ", or uninstall it"
         return (
             f"{library} cannot be imported, because the installed torchvision cannot ({broken}). "
@@ -90,8 +90,8 @@ def _reason(library: str, error: Exception) -> str:
 
 
 def teach_transformers() -> None:
-    """Register our names with transformers, now if it is imported, else as soon as it is: a config that
-    names ``iglu:5`` can be loaded wherever iglu is imported, and transformers is never imported for it."""
+    """Register iglu's names with transformers, now if it is imported, otherwise as soon as it is.  A config
+    that names ``iglu:5`` can then be loaded if iglu is imported; iglu itself never imports transformers."""
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         if name in sys.modules:
             _register_with_transformers()
@@ -104,12 +104,12 @@ def _register_with_transformers() -> None:
 
     try:
         transformers.register()
-    except Exception as error:  # another's import must not fail for us; register() by hand raises
-        warnings.warn(f"transformers does not know the names of iglu: {error}", stacklevel=2)
+    except Exception as error:  # importing transformers must not fail; calling register() raises
+        warnings.warn(f"transformers does not accept the names of iglu: {error}", stacklevel=2)
 
 
 class _Arrival(MetaPathFinder):
-    """Leaves a module to its own finder, and registers once that has imported it."""
+    """Lets a module's own finder import it, then registers the names of iglu."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -125,11 +125,11 @@ class _Arrival(MetaPathFinder):
             loader, execute = spec.loader, spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # that of its class again
+                del loader.exec_module  # restores that of its class
                 try:
                     execute(module)
                 except BaseException:
-                    sys.meta_path.insert(0, self)  # it may be tried again
+                    sys.meta_path.insert(0, self)  # the import may be tried again
                     raise
                 _register_with_transformers()
 

@@ -20,11 +20,11 @@ else:
 class TailCallback(Callback):  # type: ignore[misc]
     """Log the metrics of :class:`iglu.probing.training.TailMonitor` (tails, dead units, learned sigmas).
 
-    They go directly to all loggers of the trainer; ``self.log`` would pass them on only every
-    ``log_every_n_steps``.  With several processes, the first monitors its part of the batch.
+    Metrics go directly to all loggers of the trainer; ``self.log`` would log them only every
+    ``log_every_n_steps``.  With several processes, only the first one monitors, on its part of the batch.
 
     Args:
-        every: Log once per this many optimizer steps.
+        every: The number of optimizer steps between two logs.
         options: ``k`` and ``keep`` of :class:`~iglu.probing.training.TailMonitor`.
     """
 
@@ -62,7 +62,7 @@ class TailCallback(Callback):  # type: ignore[misc]
         self._pass.close()
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._is_watching and self._monitor is not None:  # manual optimization may go on forward
+        if self._is_watching and self._monitor is not None:  # manual optimization may run another forward
             self._pass.enter_context(self._monitor.one_pass())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:

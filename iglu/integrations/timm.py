@@ -1,10 +1,10 @@
-"""timm: every name of the zoo's grammar as ``act_layer``.
+"""timm: iglu's activation names as ``act_layer``.
 
     iglu.integrations.timm.register()
     model = timm.create_model("resnet50", act_layer="iglu:5")
 
-Not every timm model takes a string there, and some take it and ignore it; ``iglu.swap`` does not depend
-on it.
+Some timm models do not accept a string as ``act_layer``, and some ignore it; ``iglu.swap`` does not depend on
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from iglu.integrations import NameTable, require
 
 
 def register() -> None:
-    """Let ``act_layer`` of timm name our activations.
+    """Let ``act_layer`` of timm accept iglu's activation names.
 
     Names that timm has keep their meaning.  Calling it again changes nothing."""
     tables, nfnet = require("timm", "layers.create_act", "models.nfnet")
@@ -41,20 +41,20 @@ class _Functions(NameTable):
     def value_of(name: str) -> Callable[..., Tensor]:
         if zoo.parse(name).learnable:
             raise ValueError(
-                f"timm asks for a function here, which cannot hold the learnable sigma of {name!r}: fix it, "
-                "as in 'iglu:5'"
+                f"timm needs a function for this model, which cannot hold the learnable sigma of {name!r}: "
+                "use a fixed sigma, as in 'iglu:5'"
             )
         return functools.partial(_apply, zoo.create(name))
 
 
 def _apply(module: nn.Module, x: Tensor, inplace: bool = False) -> Tensor:
-    """As timm calls a function; in place it is not done, see :func:`iglu.integrations.maker`."""
+    """Call a module as timm calls a function; ``inplace`` is ignored as in ``iglu.integrations._make``."""
     result: Tensor = module(x)
     return result
 
 
 class _Gammas(NameTable):
-    """What keeps the variance in a network without normalizers: 1/std f(X) for a standard normal X."""
+    """Gains that keep the variance in a network without normalization: 1/std f(X), X standard normal."""
 
     @staticmethod
     def value_of(name: str) -> float:

@@ -1,4 +1,4 @@
-"""The callback for transformers' Trainer; as ``iglu.integrations.transformers.TailCallback``."""
+"""The callback for transformers' Trainer, available as ``iglu.integrations.transformers.TailCallback``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TailCallback(TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(model, arguments, train_dataset=data)
         trainer.add_callback(TailCallback(trainer, every=100))
 
-    They go through ``trainer.log``, so to wherever the trainer reports.  With several processes, the first
-    monitors its part of the batch.
+    Metrics go through ``trainer.log`` to everything the trainer reports to.  With several processes, only the
+    first one monitors, on its part of the batch.
 
     Args:
-        trainer: The Trainer that it is added to; transformers does not pass it to callbacks.
-        every: Log once per this many optimizer steps.
+        trainer: The Trainer that gets the callback; transformers does not pass it to callbacks.
+        every: The number of optimizer steps between two logs.
         options: ``k`` and ``keep`` of :class:`~iglu.probing.training.TailMonitor`.
     """
 

@@ -1,12 +1,12 @@
-"""Hugging Face transformers: every name of the zoo's grammar as ``hidden_act`` and its relatives.
+"""Hugging Face transformers: iglu's activation names as ``hidden_act`` and similar settings.
 
     import iglu
     model = AutoModelForCausalLM.from_pretrained("gpt2", activation_function="iglu:learnable=5")
 
-register() changes five things in transformers: ``ACT2FN``, the table most models look into; ``ACT2CLS``, a
-plain dict that others imported by name; the initialization of weights, since from_pretrained builds a model
-without memory and would leave a sigma that the checkpoint does not hold uninitialized; save_pretrained, since
-a fixed sigma is in the config alone; and the Trainer, whose optimizer would decay a learnable sigma.
+register() changes five things in transformers: ``ACT2FN``, the table that most models use; ``ACT2CLS``, a
+plain dict that others import by name; the initialization of weights, since from_pretrained builds a model on
+the meta device and would not initialize a sigma that is not in the checkpoint; save_pretrained, since a fixed
+sigma is stored only in the config; and the Trainer, whose optimizer would decay a learnable sigma.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from iglu.surgery.source_scan import MISSING
 
 Path = tuple[str, ...]
 
-# What a program without iglu needs to know: transformers alone says KeyError and nothing else.
+# What a user without iglu needs to know: transformers alone only raises a KeyError.
 _NOTE = "needs iglu-torch: import iglu before from_pretrained, or transformers raises a KeyError"
 _CARD = """\
 # {kind}
@@ -55,7 +55,7 @@ Without `import iglu`, transformers does not know the name and stops with `KeyEr
 
 
 def __getattr__(name: str) -> Any:
-    """The callback needs transformers to be defined; all else here is there without it."""
+    """Define the callback at its first use, since only it needs transformers to be imported."""
     if name == "TailCallback":
         from iglu.integrations.trainer import TailCallback
 
@@ -64,24 +64,24 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Let transformers configs name our activations, and exempt the parameters of activations from the
+    """Let transformers configs use iglu's activation names, and exempt the parameters of activations from the
     weight decay of the Trainer.
 
-    ``import iglu`` does this as soon as transformers is imported too; call it yourself for an error if it
+    ``import iglu`` does this as soon as transformers is imported too; call it yourself to get an error if it
     fails.  Names that transformers has keep their meaning.  Calling it again changes nothing."""
     activations, modeling = require("transformers", "activations", "modeling_utils")
     if not isinstance(activations.ACT2FN, NameTable):
         # In place, since every model's module holds a reference to this object.
         activations.ACT2FN.__class__ = _instantiating(type(activations.ACT2FN))
     if not isinstance(activations.ACT2CLS, NameTable):
-        # A plain dict cannot change its class: put another in its place wherever it was imported.
+        # A plain dict cannot change its class: replace it by another wherever it was imported.
         old, new = activations.ACT2CLS, NameTable(activations.ACT2CLS)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get("ACT2CLS") is old:
                 vars(module)["ACT2CLS"] = new
     _wrap(modeling.PreTrainedModel, "_initialize_weights", _initialize)
     _wrap(modeling.PreTrainedModel, "save_pretrained", _save)
-    # Not imported yet, or in the middle of it: then it calls us again when it is complete.
+    # None if its import has not finished; register() is then called again afterwards.
     trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer is not None:
         _wrap(trainer, "get_decay_parameter_names", _decay_names)
@@ -95,8 +95,8 @@ def _instantiating(base: type) -> type:
         def value_of(name: str) -> Any:
             if zoo.parse(name).learnable and _in_a_forward():
                 raise ValueError(
-                    f"{name!r} is looked up again at every forward of this model, so its sigma could not be "
-                    "learned: use a fixed sigma here."
+                    f"{name!r} is looked up again in every forward of this model, so its sigma could not be "
+                    "learned: use a fixed sigma."
                 )
             return functools.partial(zoo.create, name)
 
@@ -104,7 +104,7 @@ def _instantiating(base: type) -> type:
 
 
 def _in_a_forward() -> bool:
-    """Whether the nearest module above us on the stack is being called, and not built."""
+    """Whether the innermost module on the stack is being called, not constructed."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__:
@@ -116,7 +116,7 @@ def _in_a_forward() -> bool:
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Let a method call ``wrapper``, with the original in front of its arguments; once."""
+    """Make a method call ``wrapper``, with the original as its first argument; only once."""
     original = getattr(owner, name)
     if hasattr(original, "knows_iglu"):
         return
@@ -135,7 +135,7 @@ def _initialize(original: Any, model: Any, module: nn.Module, *arguments: Any, *
     reset = getattr(module, "reset_parameters", None)
     parameters = list(module.parameters()) if is_known(module) and not is_torchs else []
     if parameters and reset is not None and not getattr(module, "_is_hf_initialized", False):
-        # What came from the checkpoint is marked, by parameter.
+        # Parameters from the checkpoint are marked.
         if not all(getattr(parameter, "_is_hf_initialized", False) for parameter in parameters):
             reset()
         vars(module)["_is_hf_initialized"] = True
@@ -161,16 +161,16 @@ def _save(original: Any, model: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _decay_names(original: Any, trainer: Any, model: nn.Module) -> list[str]:
-    """transformers exempts biases and norms, by fixed lists of layers and name patterns."""
+    """Also exempt the parameters of activations; transformers exempts only biases and norms."""
     exempt = {id(parameter) for parameter in shape_parameters(model)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return [name for name in original(trainer, model) if id(parameters[name]) not in exempt]
 
 
 def _name_of_ours(model: Any) -> str | None:
-    """The first activation that its config names, the model has and transformers does not know."""
+    """The first activation name in the config that the model uses and transformers does not know."""
     theirs = sys.modules["transformers.activations"].ACT2CLS.keys()
-    kinds = {type(module) for module in model.modules()} - {nn.Identity}  # a word with other meanings too
+    kinds = {type(module) for module in model.modules()} - {nn.Identity}  # "identity" also has other meanings
     for _, value in _fields(model.config.to_dict()):
         name = value.removeprefix("gated-")
         row = zoo.ZOO.get(name.partition(":")[0])
@@ -180,7 +180,7 @@ def _name_of_ours(model: Any) -> str | None:
 
 
 def _note(model: Any) -> list[Change]:
-    """Let the config say what loading it needs; without a name of ours, no longer."""
+    """Add a note on what loading needs to the config; remove it if the config has no name of iglu's."""
     config = model.config
     if _name_of_ours(model) is not None:
         return change("config.activation_note", config, "activation_note", _NOTE)
@@ -190,20 +190,20 @@ def _note(model: Any) -> list[Change]:
 
 
 def _write_card(model: Any, folder: pathlib.Path) -> None:
-    """The same in a model card, if the folder has none."""
+    """Write the same note as a model card, if the folder has none."""
     name, card = _name_of_ours(model), folder / "README.md"
     if name is not None and folder.is_dir() and not card.exists():
         card.write_text(_CARD.format(kind=type(model).__name__, name=name), encoding="utf-8")
 
 
 def _state_sigmas(model: Any) -> list[str]:
-    """Write into the config what our modules compute now, also after ``act.sigma = 5``; return the places
-    that no config expresses."""
+    """Update the config to the current sigmas of iglu's modules, as after ``act.sigma = 5``; return the
+    places that no config can express."""
     ours = {place: module for place, module in model.named_modules() if isinstance(module, SigmaModule)}
     if not ours:
         return []
     texts = {place: name for place, module in ours.items() if (name := name_of(module)) is not None}
-    # Always: that the config has the name of an activation does not mean that it governs every place.
+    # Always needed: a config that names an activation may not set it at every place.
     loaded = _rebuild(model, model.config.to_dict())
     if loaded is None:
         return []  # a model that cannot be built from its config cannot be loaded from it
@@ -216,9 +216,9 @@ def _state_sigmas(model: Any) -> list[str]:
 def settle_configs(
     model: nn.Module, places: list[str], texts: dict[str, str]
 ) -> tuple[list[str], list[Change]]:
-    """Bring the configs of the transformers models in ``model`` up to date after a swap at ``places``,
-    where ``texts`` has the name of what now stands there; return the places no config expresses, and what
-    was changed."""
+    """Update the configs of the transformers models in ``model`` after a swap at ``places``; ``texts`` has
+    the names of the new activations by place.  Return the places that no config can express, and the
+    changes."""
     base = sys.modules["transformers.modeling_utils"].PreTrainedModel
     unsaved: list[str] = []
     changes: list[Change] = []
@@ -231,7 +231,7 @@ def settle_configs(
         register()
         for place in inside:
             with suppress(AttributeError):  # a name in an attribute
-                # What is trained is not to be initialized again.
+                # Trained parameters must not be initialized again.
                 vars(pretrained.get_submodule(place))["_is_hf_initialized"] = True
         unsaved += [start + place for place in _settle(pretrained, inside, names, changes)]
     return unsaved, changes
@@ -246,9 +246,9 @@ def _outermost(module: nn.Module, base: type, prefix: str = "") -> Iterator[tupl
 
 
 def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[Change]) -> list[str]:
-    """Ask the model's own class, which alone knows what its config says: for each field that names an
-    activation build the model from a changed config, without memory, and see which places follow.  A
-    field is written if all places that follow it were given the same new activation."""
+    """Update the fields of the config.  Only the model's own class knows what a field sets: for each field
+    that names an activation, change it, build the model on the meta device, and see which places change.  A
+    field is updated if all these places got the same new activation."""
     stated = model.config.to_dict()
     live = _contents(model) | {place: text for place, text in texts.items() if place not in places}
     before = _rebuild(model, stated)
@@ -259,7 +259,7 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
     names = {path: _wanted(model, stated, path, value, before, texts) for path, value in fields.items()}
     changed = copy.deepcopy(stated)
     for path, value in fields.items():
-        # T5 derives dense_act_fn from feed_forward_proj, and which one rules depends on its version.
+        # T5 derives dense_act_fn from feed_forward_proj, and which one it uses depends on its version.
         source = (*path[:-1], "dense_act_fn") if path[-1] == "feed_forward_proj" else path
         name = names.get(source) or names[path]
         if name is not None:
@@ -281,7 +281,7 @@ def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[
 def _wanted(
     model: Any, stated: dict[str, Any], path: Path, value: str, before: dict[str, Any], texts: dict[str, str]
 ) -> str | None:
-    """The one name that every place governed by this field was given; None if there is no such name."""
+    """The new name of all places that this field sets; None if there is no single one."""
     for text in dict.fromkeys(texts.values()):
         trial = copy.deepcopy(stated)
         _write(trial, path, _like(value, text))
@@ -296,7 +296,7 @@ def _wanted(
 
 
 def _like(value: str, text: str) -> str:
-    """T5 writes the gating into the name."""
+    """Keep the prefix "gated-", which T5 puts before the name."""
     return f"gated-{text}" if value.startswith("gated-") else text
 
 
@@ -326,7 +326,7 @@ def _write_live(model: Any, path: Path, old: str, new: str) -> list[Change]:
         owner = owner[key] if isinstance(owner, dict) else getattr(owner, key)
     place = ".".join(("config", *path))
     changes = change(place, owner, last, new)
-    # Copies that parts of the model keep, as T5's encoder and decoder do.
+    # Copies of the config in parts of the model, such as T5's encoder and decoder.
     for module in model.modules():
         config = vars(module).get("config")
         if type(config) is type(owner) and model.config is owner and getattr(config, last, None) == old:
@@ -335,7 +335,7 @@ def _write_live(model: Any, path: Path, old: str, new: str) -> list[Change]:
 
 
 def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-    """What would stand in the model if it were loaded with this config; None if that fails."""
+    """The activations of the model if it were loaded with this config; None if that fails."""
     initialization = sys.modules.get("transformers.initialization")
     safe = getattr(initialization, "meta_device_safe_creation_ops", nullcontext)
     with warnings.catch_warnings(), torch.device("meta"), safe():
@@ -347,7 +347,7 @@ def _rebuild(model: Any, data: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _contents(model: nn.Module) -> dict[str, Any]:
-    """What activation stands at each place that has one."""
+    """The signature of the activation at each place."""
     return {
         site.place: _same(signature(site.content))
         for site in find_sites(model)
@@ -356,7 +356,7 @@ def _contents(model: nn.Module) -> dict[str, Any]:
 
 
 def _same(found: Any) -> Any:
-    """transformers' own classes for functions that torch.nn or we have, by the name of the latter."""
+    """Replace transformers' own classes by the equivalent classes of torch.nn or iglu."""
     homes = ("transformers.activations", "torch.nn.modules.activation", "iglu.baselines")
     if not isinstance(found, tuple) or found[0][0] not in homes:
         return found

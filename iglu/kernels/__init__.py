@@ -1,8 +1,8 @@
 """Dispatch: which backend runs a call, and why.
 
 ``native`` is the C kernels for the CPU, ``triton`` the GPU kernels, ``reference`` the formulas as torch
-operations.  ``auto`` takes the backend of x's device and falls back to the reference formulas silently; a
-backend that was named and does not support a call raises.
+operations.  ``auto`` uses the backend of x's device and falls back to the reference formulas silently; a
+backend selected by name raises for calls that it does not support.
 
 The backend is a context variable: a thread or task that sets it does not affect the others, and a new thread
 starts with the backend of the process.  A backward pass uses the backend of its forward pass.
@@ -28,7 +28,7 @@ BACKENDS = ("auto", "native", "triton", "reference")
 
 
 class Backend(NamedTuple):
-    """A backend by name, and the CPU kernels as it uses them: see ``Kernels.forward``."""
+    """The name of a backend, and ``Kernels.forward`` of the CPU kernels if it uses them."""
 
     name: str
     native_forward: Callable[..., Tensor | None]
@@ -74,12 +74,12 @@ def backend(name: str) -> Iterator[None]:
 
 
 def explain(x: Tensor) -> str:
-    """Which backend runs ``iglu(x)`` here and now, and why.  A GPU kernel is checked if it was not yet.
+    """Say which backend runs ``iglu(x)`` in this context, and why.  May run the first check of a GPU kernel.
 
     Args:
         x: A tensor of the device, dtype and layout in question; its values do not matter.
     """
-    if torch._C._len_torch_function_stack():  # the mode calls functions with itself disabled: iglu and this
+    if torch._C._len_torch_function_stack():  # a mode handles iglu with itself disabled: do the same
         return str(handle_torch_function(explain, (), x))
     selected = current.get()
     if selected.problem:
@@ -110,7 +110,7 @@ def backend_for(device: torch.device) -> str:
 
 
 def raise_if_unsupported(x: Tensor) -> None:
-    """Raise if a backend was selected by name and does not support this call; an empty x needs none."""
+    """Raise if a backend was selected by name and does not support this call; an empty x is accepted."""
     name, _, problem = current.get()
     if problem:
         raise RuntimeError(problem)
@@ -121,7 +121,7 @@ def raise_if_unsupported(x: Tensor) -> None:
 
 
 def _from_environment() -> Backend:
-    """The backend that IGLU_BACKEND names; one that is unusable fails at the first call, not on import."""
+    """The backend that IGLU_BACKEND names; an unavailable one raises at the first call, not on import."""
     name = os.environ.get("IGLU_BACKEND", "auto")
     try:
         return _backend(name)

@@ -1,4 +1,4 @@
-"""The C kernels for CPUs: load ``iglu._kernels``, built from csrc/, and pass it what it needs of torch.
+"""The C kernels for CPUs: load ``iglu._kernels``, built from csrc/, and pass it what it needs from torch.
 
 The module is built without torch.  One binary supports every torch from 2.10, whose Tensor type carries a
 table of C functions (DLPack 1.3) that return a tensor's data pointer, sizes and strides.  Reading a
@@ -24,9 +24,9 @@ from iglu.formulas import COMPUTE_DTYPE
 from iglu.kernels import autograd
 
 TESTED_TORCH = ("2.10", "2.13")
-"""The torch releases that these kernels were tested with.  Only of these is the private C++ function
+"""The torch releases that these kernels were tested with.  Only with these is the private C++ function
 THPVariable_Wrap used: it is assumed to accept a tensor handle of torch's C interface, which another release
-may change without notice.  New tensors of any other torch are made by torch.empty_like."""
+may change without notice.  With any other torch, torch.empty_like creates new tensors."""
 
 
 def _addresses(library: str, *names: str) -> list[int | None]:
@@ -46,7 +46,7 @@ def _release(version: str) -> str:
 
 
 def _allocator_addresses() -> list[int | None]:
-    """The functions that make a tensor in half the time of torch.empty_like, if this torch was tested."""
+    """Functions that create a tensor in half the time of torch.empty_like, if this release was tested."""
     if _release(torch.__version__) not in TESTED_TORCH:
         return [None] * 3
     return [
@@ -91,7 +91,7 @@ def _set_up(module: ModuleType) -> None:
 
 
 def unsupported_reason(x: object) -> str:
-    """Why ``iglu(x)`` cannot run on the native kernels here and now; empty if it can."""
+    """Why ``iglu(x)`` cannot run on the native kernels in this context; empty if it can."""
     if loops is None:
         return unavailable_reason
     if reason := autograd.not_ordinary_reason(x):
@@ -107,7 +107,7 @@ def unsupported_reason(x: object) -> str:
     return ""
 
 
-# Torch's own parallel loop: one thread pool, and torch.set_num_threads is honoured.
+# Torch's parallel loop: it uses torch's thread pool and respects torch.set_num_threads.
 (parallel_for_address,) = _addresses("torch_cpu", "torch_parallel_for")
 loops: Any
 """The module ``iglu._kernels``; None if it is unavailable."""

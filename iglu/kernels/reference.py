@@ -1,8 +1,8 @@
-"""The backend of last resort: the formulas as differentiable torch operations.
+"""The fallback backend: the formulas as differentiable torch operations.
 
 Autograd never differentiates *through* a formula (a ``where`` whose unused branch is infinite would give
-NaN): each operation states its partials, which are operations again, so that double backward, forward mode,
-vmap and their compositions follow from one table.
+NaN).  Each operation names its partial derivatives, which are operations too, so that double backward,
+forward mode, vmap and their compositions follow from one table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Partial = tuple[str, str | None] | Formula
 class Operation(NamedTuple):
     """A function of (x, sigma) and its partial derivatives: another operation and the input it is multiplied
     by, or a formula that torch may differentiate.  Without partials torch differentiates the operation; None
-    instead of an empty dict makes one guard in a compiled program instead of one per entry."""
+    gives one guard in a compiled program, an empty dict would give one per entry."""
 
     value: Formula
     partials: dict[str, Partial] | None
@@ -48,7 +48,7 @@ def _operations(family: Family) -> dict[str, Operation]:
     df_dsigma: dict[str, Partial] = {"x": ("d2f_dx2", "x"), "sigma": ("d2f_dsigma2", None)}
     operations = {
         "value": Operation(family.value, value, textbook_value),
-        "glu": Operation(family.value, pair, textbook_value),  # and this times up
+        "glu": Operation(family.value, pair, textbook_value),  # multiplied by up
         "gate": Operation(family.gate, gate, family.textbook_gate),
         "df_dx": Operation(family.df_dx, df_dx, textbook_df_dx),
         "df_dsigma": Operation(family.df_dsigma, df_dsigma, textbook_df_dsigma),
@@ -56,7 +56,7 @@ def _operations(family: Family) -> dict[str, Operation]:
         "d2f_dx2": Operation(family.d2f_dx2, None, family.d2f_dx2),
         "d2f_dsigma2": Operation(family.d2f_dsigma2, None, family.d2f_dsigma2),
     }
-    if (of := family.from_output) is not None:  # the value and its derivatives, where x is its output
+    if (of := family.from_output) is not None:  # the value and its derivatives, given the output, not x
         for name, formula, partials in (
             ("output", itself, (("output_df_dx", None), ("output_df_dsigma", None))),
             ("output_df_dx", of.df_dx, of.df_dx_partials),
@@ -76,8 +76,8 @@ def forward(
 ) -> Tensor:  # fmt: skip
     """The result, in the dtype of x: computed in at least float32 and rounded once.
 
-    ``channel_dim=None``: sigma broadcasts against x as it is.  ``is_textbook``: by definition, differentiable
-    any number of times."""
+    ``channel_dim=None``: sigma broadcasts against x as it is.  ``is_textbook``: use the definition, which
+    is differentiable any number of times."""
     formulas = OPERATIONS[approximate][operation]
     wide = compute_dtype(x.dtype)
     scale = widen(broadcast(sigma, x, channel_dim), wide)
@@ -88,7 +88,7 @@ def forward(
 
 
 def halves(operation: str, x: Tensor, up: Tensor | None) -> tuple[Tensor, Any]:
-    """Gate and up of "glu", from two tensors or from one that holds both along its last dimension; else x."""
+    """For "glu", gate and up, from two tensors or from one that holds both along its last dimension."""
     if operation != "glu" or up is not None:
         return x, up
     gate, other = x.chunk(2, -1)
@@ -96,7 +96,7 @@ def halves(operation: str, x: Tensor, up: Tensor | None) -> tuple[Tensor, Any]:
 
 
 def broadcast(sigma: Sigma, x: Tensor, channel_dim: int | None) -> Sigma:
-    """A sigma with one value, or with one per channel, in the shape that broadcasts against x."""
+    """Reshape a sigma with one value, or with one per channel, so that it broadcasts against x."""
     if not isinstance(sigma, Tensor) or channel_dim is None:
         return sigma
     if shape_of(sigma) in ((), (1,)):
@@ -116,8 +116,8 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether the values of x can be read, all of them and here: not of a meta or fake tensor, of one that
-    other processes share (a DTensor, or a parameter of which this process holds no part), or under vmap."""
+    """Whether all values of x can be read in this process: not those of a meta or fake tensor, of a sharded
+    one (a DTensor, or a parameter of which this process has no part), or under vmap."""
     is_ordinary = type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and x.numel() > 0
     return is_ordinary and not torch._C._functorch.is_batchedtensor(x)
 

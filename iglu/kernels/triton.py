@@ -1,7 +1,7 @@
-"""The GPU backend: runs the Triton kernels, and checks each of them on the device before its first use.
+"""The GPU backend: run the Triton kernels, and check each of them on the device before its first use.
 
-Triton is imported with the first GPU tensor.  Double backward, forward mode and the backward pass from an
-output use the reference formulas, and so does a kernel that is captured in a CUDA graph before its check.
+Triton is imported at the first call with a GPU tensor.  Double backward, forward mode, the backward pass from
+an output, and calls captured in a CUDA graph before the check of their kernel use the reference formulas.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from iglu.formulas import FAMILIES
 from iglu.kernels import autograd, reference
 
 BLOCK = 1024  # elements per program
-NARROW = 2**31 - 2**24  # elements that a 32-bit index can count, with room for the last block
-SIGMA_RANGE = (1e-30, 1e30)  # beyond it, constants that follow from a number sigma overflow float32
+NARROW = 2**31 - 2**24  # elements that 32-bit indices can address, with room for the last block
+SIGMA_RANGE = (1e-30, 1e30)  # of a number; beyond, constants derived from sigma overflow float32
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 device_type = "cuda"  # of the supported tensors; tests that use Triton's interpreter set it to "cpu"
 
 
 class Kernel(NamedTuple):
-    """One kernel: everything that selects different code."""
+    """One kernel: the parameters that select its code."""
 
     direction: str  # "forward" or "backward"
     operation: str  # "value", "gate" or "glu"
@@ -39,10 +39,10 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def load() -> tuple[Any, str]:
-    """The module of the kernels, or why it cannot be imported."""
+    """Return the module of the kernels and "", or None and why it cannot be imported."""
     try:
         from iglu.kernels import triton_kernels
-    except Exception as error:  # a broken or too old Triton raises others than ImportError
+    except Exception as error:  # a broken or old Triton raises other errors than ImportError
         return None, f"Triton cannot be imported ({error}); to enable it: pip install triton"
     return triton_kernels, ""
 
@@ -56,7 +56,7 @@ def select(direction: str, operation: str, x: Any, up: Any, sigma: Any, approxim
             if tensor.device.type != device_type or tensor.device != x.device:
                 return None, f"expected tensors on one {device_type} device, got one on {tensor.device}"
     if x.dtype not in DTYPES or x.numel() == 0:
-        return None, f"expected float32, bfloat16 or float16, not empty, got {x.dtype}, {tuple(x.shape)}"
+        return None, f"expected nonempty float32, bfloat16 or float16, got {x.dtype}, {tuple(x.shape)}"
     sigma_dtype = sigma.dtype if isinstance(sigma, Tensor) else None
     if sigma_dtype is None and not SIGMA_RANGE[0] <= sigma <= SIGMA_RANGE[1]:
         return None, f"expected a number sigma from {SIGMA_RANGE[0]} to {SIGMA_RANGE[1]}, got {sigma}"
@@ -71,7 +71,7 @@ def forward(
 ) -> Tensor | None:
     kernel, _ = select("forward", operation, x, up, sigma, approximate)
     if kernel is None or (out is not None and out.stride() != torch.empty_like(out).stride()):
-        return None  # unsupported, or in place in memory with gaps
+        return None  # unsupported, or in place in memory that is not dense
     with torch.no_grad():
         (y,) = run(kernel, x.detach(), up, sigma, channel_dim, out=out)
     if out is not None or not autograd.is_recorded(x, up, sigma):
@@ -96,7 +96,7 @@ def run(
     kernel: Kernel, x: Tensor, up: Any, sigma: Any, channel_dim: int,
     grad: Any = None, out: Any = None, new: Any = torch.empty_like,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The result; or, given its gradient, those of x, of up (None without one) and of a tensor sigma."""
+    """Run a kernel; return y or, given its gradient, those of x, up (None without one) and a tensor sigma."""
     x = x.contiguous() if kernel.is_packed else x
     half = reference.halves(kernel.operation, x, up)[0]
     first = out if out is not None else new(half if grad is None else x)
@@ -117,7 +117,7 @@ def run(
         tensors: tuple[Any, ...] = (first, *pair(x, up))
     else:
         grad_up = None if up is None else new(x)
-        # With a sigma per channel, a block spans what is contiguous in memory: channels, or elements of one.
+        # With a sigma per channel, a block is contiguous in memory: several channels, or elements of one.
         width = min(64, 1 << (channels - 1).bit_length()) if inner == 1 else 1
         blocks = {"block": BLOCK // width, "block_channels": 0 if channels == 1 else width}
         sums = x.new_empty(-(-like.numel() // channels * width // BLOCK), channels, dtype=torch.float32)
@@ -150,7 +150,7 @@ def failure(kernel: Kernel, device: torch.device) -> str:
             return "a kernel must be called once before it is captured in a graph"
         try:
             found = check(kernel, device)
-        except Exception as error:  # whatever it is, the reference formulas still work
+        except Exception as error:  # after any error, the reference formulas still work
             found = f"{type(error).__name__}: {error}"
         _failures[kernel, device] = found
         if found:
@@ -161,7 +161,7 @@ def failure(kernel: Kernel, device: torch.device) -> str:
 
 
 def check_all(device: torch.device) -> dict[Kernel, str]:
-    """Check the kernels with 32-bit indices and sigmas of usual dtypes: why each failed, empty if not."""
+    """Check all kernels with 32-bit indices and usual dtypes of sigma: why each failed, empty if passed."""
     forms = (("value", False), ("gate", False), ("glu", False), ("glu", True))
     every = itertools.product(("forward", "backward"), forms, FAMILIES, DTYPES)
     kernels = (Kernel(way, *form, family, dtype, sigma_dtype) for way, form, family, dtype in every
@@ -171,7 +171,7 @@ def check_all(device: torch.device) -> dict[Kernel, str]:
 
 @torch.no_grad()
 def check(kernel: Kernel, device: torch.device) -> str:
-    """Compare a kernel with the reference formulas on fixed inputs: how they differ, empty if they agree."""
+    """Compare a kernel with the reference formulas on fixed inputs: their difference, empty if they agree."""
     is_tensor = kernel.sigma_dtype is not None
     sizes, needs = (1, BLOCK - 1, BLOCK + 1, 3 * BLOCK), (True, True, is_tensor)
     for n, is_finite, form in itertools.product(sizes, (True, False), range(3 if is_tensor else 1)):

@@ -78,7 +78,7 @@ def derivatives(x, sigma, sign, is_gate: tl.constexpr, exact: tl.constexpr):
 
 @triton.jit
 def load(x, sigma, index, mask, channels, inner, width, is_packed: tl.constexpr, is_number: tl.constexpr):
-    """(where x holds the element, the sign of sigma, sign x, |sigma|); a large |sigma| is ReLU already."""
+    """(index of the element in x, the sign of sigma, sign x, |sigma| limited to finite numbers)."""
     place = index + (index // width) * width if is_packed else index
     if is_number:
         signed = tl.full((1,), sigma, tl.float32)
@@ -114,8 +114,9 @@ def iglu_backward(
 ):  # fmt: skip
     """The gradients of x and up, and for a tensor sigma the sum over each block of those of sigma.
 
-    A block is a part of the flat range or, with a sigma per channel, block elements of block_channels
-    channels; ``sums`` has a row per block and a column per channel, which the caller adds in fixed order."""
+    A block is a part of the flat range or, with one sigma per channel, ``block`` elements of each of
+    ``block_channels`` channels.  ``sums`` has one row per block and one column per channel; the caller adds
+    the rows in a fixed order."""
     program = tl.program_id(0).to(tl.int64 if is_wide else tl.int32)
     elements = count // channels
     rows = tl.cdiv(elements, block)

@@ -2,7 +2,7 @@
 
 Works on any model, with torch alone.  :mod:`iglu.probing.observe` finds the activations,
 :mod:`iglu.probing.stream` reduces their inputs to a fixed amount of memory, :mod:`iglu.probing.layers` has
-the statistics of a layer, and :mod:`iglu.probing.sigma` suggests a sigma and says how weak the evidence is.
+the statistics of a layer, and :mod:`iglu.probing.sigma` suggests a sigma and describes the evidence.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Probe:
 
         Args:
             rule: "scaled", "regimes" or "nearest", see :mod:`iglu.probing.sigma`.  The first two stay within
-                the range of sigma that was ever tested, 0.1 to 10, and warn if the model looks untrained.
-            activation: "iglu" or "iglu_approx", the activation that :func:`iglu.swap` shall insert.
+                the tested range of sigma, 0.1 to 10, and warn if the model looks untrained.
+            activation: "iglu" or "iglu_approx", the activation for :func:`iglu.swap` to insert.
         """
         suggestion = self._suggest(rule, activation)
         if self.untrained and RULES[rule].by_tail:
@@ -72,7 +72,7 @@ class Probe:
         return suggest(rule, layers, activation, self.untrained)
 
     def rows(self, rule: str = "scaled") -> list[Row]:
-        """Return the table as plain values, None where there is none.
+        """Return the table as plain values; missing values are None.
 
         Args:
             rule: The rule for the column sigma, as in :meth:`suggest_sigma`.
@@ -102,7 +102,7 @@ class Probe:
         return text_table(self.rows())
 
     def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
+        """The table as HTML, for notebooks."""
         rows = self.rows()
         title = f"Inputs of {len(rows)} activations over {self.batches} batches"
         return html_table(title, list(COLUMNS), map(cells, rows), notes(rows))
@@ -121,9 +121,9 @@ def probe(
     """Run ``model`` on ``batches`` and measure the inputs of each of its activations.
 
     Hooks, modes, buffers and random states are restored afterwards, also after an exception.  An activation
-    that is called several times in a pass gives as many layers (``relu``, ``relu 2``), if every pass calls it
-    equally often.  Not visible: activations inside one fused operation (``nn.LSTM``) or in TorchScript.
-    Left out: gated pairs (``nn.GLU``), which are not functions of one value.
+    that is called several times per pass gives one layer per call (``relu``, ``relu 2``), if every pass makes
+    the same number of calls.  Activations inside a fused operation (``nn.LSTM``) or TorchScript are not
+    visible.  Gated pairs (``nn.GLU``) are excluded, since they are not functions of one value.
 
     Args:
         model: The model, on any device.
@@ -131,8 +131,8 @@ def probe(
             that starts with one of these (inputs and targets).  A single tensor or mapping is one batch.
         forward: Called as ``forward(model, batch)`` instead of the model, for other kinds of batches.
         training: Run the model in training mode.
-        k: How many of the largest magnitudes per layer Hill's estimate uses; by default 1% of the values, or
-            as many as were kept.
+        k: How many of the largest magnitudes per layer Hill's estimator uses; by default 1% of the values,
+            if as many were kept.
         keep: How many of the largest magnitudes to keep per layer, over all batches.
         sample: How many values to sample at random per layer, over all batches.
 
@@ -150,7 +150,7 @@ def probe(
     observer = ActivationObserver(model, streams.add)
     device = device_of(model)
     count = 0
-    # A batch may take several passes of the model, as in generating text.
+    # A batch may take several passes of the model, as when it generates text.
     each_pass = model.register_forward_pre_hook(lambda *_: streams.begin_pass(), prepend=True)
     with each_pass, as_it_was(model, training), torch.no_grad():
         for batch in each_batch(batches):
@@ -164,6 +164,6 @@ def probe(
     if not layers:
         raise ValueError(
             f"{type(model).__name__} called no visible activation in {count} batches, neither a module "
-            "nor a torch function; fused operations and TorchScript hide theirs"
+            "nor a torch function; those in fused operations and TorchScript are hidden"
         )
     return Probe(layers, count, untrained_reason(model))

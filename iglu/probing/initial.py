@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-_MOVED = 0.01  # of normalization parameters, RMS
+_MOVED = 0.01  # RMS change of normalization parameters
 _OUTSIDE = 0.05  # share of weights beyond the bound of the initialization
 _RMS = 0.1  # relative deviation of the mean square
 
@@ -20,11 +20,11 @@ def untrained_reason(model: nn.Module) -> str:
 
     - With normalization layers (parameters of a class named ...Norm...): each starts with equal weights and
       zero bias.  The model looks untrained if the RMS deviation from that over all of them is below 0.01.
-    - Else by linear and convolution layers: torch draws their weights uniformly within 1/sqrt(fan_in).  The
-      model looks untrained if the weights have the mean square of that distribution, to 10%, and fewer than
-      5% lie outside its bounds.
+    - Otherwise, by linear and convolution layers: torch draws their weights uniformly within 1/sqrt(fan_in).
+      The model looks untrained if the weights have the mean square of that distribution, to 10%, and fewer
+      than 5% lie outside its bounds.
 
-    A model without either, or one that was initialized in another way, is not judged.
+    The result is "" for a model without either, or one that was initialized in another way.
     """
     moved, weights = [], []
     for module in model.modules():

@@ -57,7 +57,7 @@ class LayerIndex(NamedTuple):
     excess: float
     excess_low: float
     excess_high: float
-    verdict: str  # "heavier" or "lighter" than a Gaussian; "like" if the excess may be 1
+    verdict: str  # "heavier" or "lighter" than a Gaussian; "like" if the interval contains 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,7 +73,7 @@ class Layer:
     rows_of_tail: Tensor  # the row of the inputs that each of them came from
     sample: Tensor  # a uniform sample of the values
     vanishing: float  # the share of inputs with |f'| < 1e-3; NaN if f is not a function of x alone
-    k: int  # of the default index
+    k: int  # the default
 
     @classmethod
     def of(cls, site: ObservedSite, stream: Stream, k: int | None, device: torch.device | None) -> Layer:
@@ -93,7 +93,7 @@ class Layer:
 
     @cached_property
     def robust_sd(self) -> float:
-        """1.4826 times the median absolute deviation; the standard deviation where that is 0."""
+        """1.4826 times the median absolute deviation; if that is 0, the standard deviation."""
         if len(self.sample) == 0:
             return math.nan
         median = self.sample.quantile(0.5)
@@ -110,11 +110,11 @@ class Layer:
         return _share(self.sample <= 0 if is_relu else EXACT.df_dx(self.sample, sigma) < VANISHING)
 
     def index(self, k: int | None = None) -> LayerIndex:
-        """Estimate the tail index from the k largest values; ValueError says why there is none."""
+        """Estimate the tail index from the k largest values; a ValueError says why there is none."""
         if self.tail is None:
             raise ValueError(f"{self.name} has no finite inputs")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TailWarning)  # the excess shows it
+            warnings.simplefilter("ignore", TailWarning)  # the excess shows the same
             estimate = hill(self.tail, self.k if k is None else k)
         effective_k = _effective_k(estimate, self.rows_of_tail)
         alpha, gaussian = estimate.alpha, estimate.gaussian.alpha
@@ -145,7 +145,7 @@ def _same(x: Tensor) -> Tensor:
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The derivative of a pointwise function, which may work in place, by autograd.
 
-    Hooks of others do not see what it saves: inside a checkpoint they would count it."""
+    Its saved tensors bypass outer hooks: activation checkpointing would count them."""
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
         x = x.detach().requires_grad_()
         (found,) = torch.autograd.grad(function(x.clone()).sum(), x)

@@ -26,19 +26,19 @@ from iglu.modules import IGLUGLU
 from iglu.surgery.activations import function_name, is_activation, is_replaced_by_default
 from iglu.surgery.sites import find_sites, is_called_from
 
-_MOST_CALLS = 32  # of one site in a pass that are separate layers
+_MOST_CALLS = 32  # per site and pass that become separate layers
 
 # Modules that torch counts among the activations but that are not functions of one value.
 _NOT_POINTWISE = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax, nn.GLU, IGLUGLU)
 
-# Activations that swap does not replace by default.
+# Also observed; swap does not replace them by default.
 _MORE_FUNCTIONS = {
     "tanh", "sigmoid", "softplus", "log_sigmoid", "softsign", "hardtanh", "hardsigmoid", "tanhshrink",
     "hardshrink", "softshrink", "rrelu", "threshold",
 }  # fmt: skip
 _OURS = (functional.iglu, functional.iglu_gate, functional.gelu_scaled)
 
-# Modules of the frames between a call of a torch function and the mode.
+# Python modules of the frames between the call of a torch function and the mode.
 _PLUMBING = {
     nn.Module.__module__, "torch.nn.functional", "torch.overrides", "torch._jit_internal", "torch._tensor",
     "iglu.functional", __name__,
@@ -83,7 +83,7 @@ class ActivationObserver(TorchFunctionMode):
     def on(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for module in self._modules.values():
-                # The first of all hooks, so that no other has changed the inputs.
+                # Before all other hooks, which could change the inputs.
                 hook = module.register_forward_pre_hook(self._see_module, prepend=True, with_kwargs=True)
                 stack.enter_context(hook)
             stack.enter_context(self)
@@ -181,16 +181,16 @@ def _caller(frame: FrameType | None, skip: nn.Module | None = None) -> tuple[nn.
 class Accumulators:
     """One accumulator of inputs, ``make(site)``, per site and per number of the call within a pass.
 
-    Three calls of F.relu in a loop are three layers: their inputs may have three different SDs, and mixed
-    they would look heavy-tailed.  If passes differ in the number of calls, or there are more than 32 (a
-    recurrence), all calls are one layer.
+    Three calls of F.relu in a loop are three layers: their inputs may have three different SDs, and their
+    mixture would look heavy-tailed.  If passes differ in the number of calls, or make more than 32 (a
+    recurrence), all calls of the site form one layer.
     """
 
     def __init__(self, make: Callable[[ObservedSite], Any]) -> None:
         self._make = make
         self._separate: dict[tuple[ObservedSite, int], Any] = {}  # in the order of their first calls
         self._pooled: dict[ObservedSite, Any] = {}  # over all calls of a pass, for sites with several
-        self._expected: dict[ObservedSite, int] = {}  # calls in a pass
+        self._expected: dict[ObservedSite, int] = {}  # calls per pass
         self._calls: dict[ObservedSite, int] = {}  # in this pass
         self._merged: set[ObservedSite] = set()
 
@@ -205,7 +205,7 @@ class Accumulators:
         number = self._calls.get(site, 0)
         self._calls[site] = number + 1
         if number and site not in self._pooled:
-            self._pooled[site] = copy.deepcopy(self._separate[site, 0])  # every earlier call was a first one
+            self._pooled[site] = copy.deepcopy(self._separate[site, 0])  # all earlier calls were first ones
         if site in self._pooled:
             self._pooled[site].add(x)
         if number >= self._expected.get(site, _MOST_CALLS):

@@ -1,6 +1,6 @@
 """Suggest a sigma from the statistics of a model's pre-activations: three rules and their evidence.
 
-A suggestion is a starting point, no more.  The paper trained three networks, once at each of five values of
+A suggestion is only a starting point.  The paper trained three networks, once at each of five values of
 sigma; it claims that heavy tails need a small sigma and light tails a large one.
 
 *Excess* means Hill's xi divided by the xi that Gaussian data give at the same n and k: 1 is a Gaussian tail,
@@ -22,14 +22,14 @@ from iglu.formulas import EXACT
 from iglu.functional import check_choice
 from iglu.html_table import html_table
 
-# The values of sigma at which networks were ever trained, by the paper or by us: nothing is known outside.
+# The range of sigma in which networks were trained, by the paper or by us; outside it, nothing is known.
 TESTED = (0.1, 10.0)
 
 
 class Point(NamedTuple):
-    """One network of the paper: Hill's alpha on the first batch at k = 100, a Gaussian's alpha there, and the
-    sigma that did best in the paper's own tables (not the "optimal sigma" printed next to them), with the
-    range that did as well within the spread of one run."""
+    """One network of the paper: Hill's alpha on the first batch at k = 100, the alpha of Gaussian data at the
+    same n and k, and the sigma with the best result in the paper's tables (not the "optimal sigma" printed
+    next to them), with the range of sigma that is as good up to the standard deviation of a run."""
 
     network: str
     alpha: float
@@ -71,14 +71,14 @@ class Range(NamedTuple):
 
 
 def _regimes(layer: Evidence) -> Range:
-    # The rule is constant outside its points, where nothing bounds sigma on that side.
+    # Outside its points the rule is constant, and sigma has no bound on that side.
     low = 0.0 if layer.excess_high > POINTS[-1].excess else _by_excess(layer.excess_high)
     high = math.inf if layer.excess_low < POINTS[0].excess else _by_excess(layer.excess_low)
     return Range(_by_excess(layer.excess), low, high)
 
 
 def _scaled(layer: Evidence) -> Range:
-    # IGLU depends on sigma x alone, up to a factor: doubled weights need half the sigma.
+    # Up to a factor, IGLU depends only on sigma x: doubled weights need half the sigma.
     return Range(*(sigma / layer.robust_sd for sigma in _regimes(layer)))
 
 
@@ -92,8 +92,8 @@ def _nearest(layer: Evidence) -> Range:
 
 class Rule(NamedTuple):
     find: Callable[[Evidence], Range]
-    # Whether the rule uses tails.  If so, the model's sigma is the rule's at the means over layers (as in the
-    # paper), and suggestions are limited to TESTED.  If not, each layer gets its own.
+    # Whether the rule uses tails.  If so, it gives the model's sigma from the means over layers (as in the
+    # paper), and suggestions are limited to TESTED.  If not, each layer gets its own sigma.
     by_tail: bool
     about: str
     weakness: str
@@ -111,7 +111,7 @@ RULES = {
         _scaled,
         True,
         "the rule 'regimes' divided by the robust SD of each layer's inputs, since sigma multiplies x",
-        f"{_FEW} The paper does not publish the SD of its pre-activations; it is taken to be 1.",
+        f"{_FEW} The paper does not publish the SD of its pre-activations; it is assumed to be 1.",
     ),
     "regimes": Rule(
         _regimes,
@@ -198,7 +198,7 @@ class Suggestion(Mapping[str, str]):
     Args:
         rule: The name of the rule it was made by: "scaled", "regimes" or "nearest".
         sigma: The value for the model: what the rule gives for the geometric means over its layers.
-        low: The lower end of its 95% interval, as far as that comes from the tail index.
+        low: The lower end of its 95% interval, for the uncertainty of the tail index alone.
         high: The upper end of the same interval.
         layers: One :class:`~iglu.probing.sigma.LayerSigma` per layer, with its own sigma and interval.
         notes: Sentences on the evidence and its limits.
@@ -249,7 +249,7 @@ class Suggestion(Mapping[str, str]):
         return "\n  ".join([title, *lines])
 
     def _repr_html_(self) -> str:
-        """The same with a table of the layers, for notebooks."""
+        """The text and a table of the layers as HTML, for notebooks."""
         title, lines = self._texts()
         rows = [(it.layer, f"{it.sigma:.3g}", f"{it.low:.3g} to {it.high:.3g}") for it in self.layers]
         return html_table(title, ("layer", "sigma", "95%"), rows, lines)
@@ -258,7 +258,7 @@ class Suggestion(Mapping[str, str]):
 def suggest(
     rule: str, layers: list[tuple[str, tuple[str, ...], Evidence]], activation: str, untrained: str
 ) -> Suggestion:
-    """Apply ``rule`` to layers given as name, places and evidence, of a model that looks ``untrained``."""
+    """Apply ``rule`` to layers given as name, places and evidence; ``untrained`` as in :class:`Probe`."""
     check_choice("rule", rule, RULES)
     check_choice("activation", activation, ("iglu", "iglu_approx"))
     found = [(name, places, RULES[rule].find(evidence)) for name, places, evidence in layers]
@@ -288,19 +288,19 @@ def suggest(
 
 
 def sigma_of_model(rule: str, layers: list[Evidence]) -> Range:
-    """The sigma of a rule by tails for a model, from the means over its layers; not limited to TESTED."""
+    """The sigma for a model, by a rule that uses tails, from the means over layers; not limited to TESTED."""
     return RULES[rule].find(_mean_evidence(layers))
 
 
 def _mean_evidence(layers: list[Evidence]) -> Evidence:
-    """Geometric means over layers; the interval is not narrower than a layer's, since all see the same
-    inputs."""
+    """Geometric means over layers; the interval is not narrower than that of a layer, since layers depend on
+    each other."""
     excess, low, high, sd = map(_mean, zip(*(layer[:4] for layer in layers), strict=True))
     return Evidence(excess, low, high, sd)
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Geometric: sigma and 1/sigma are treated alike."""
+    """The geometric mean, which treats sigma and 1/sigma alike."""
     if 0 in values:
         return math.nan if math.inf in values else 0.0
     return math.exp(math.fsum(map(math.log, values)) / len(values))
@@ -315,7 +315,7 @@ def _cut_notes(model: Range, layers: list[Range]) -> list[str]:
     parts = [f"the model's sigma, {model.sigma:.3g} by the rule"] if is_cut[0] else []
     parts += [f"{sum(is_cut[1:])} of {len(layers)} layers"] if any(is_cut[1:]) else []
     limits = f"{TESTED[0]:g} to {TESTED[1]:g}"
-    text = f"Cut to the range of sigma that was ever tested, {limits}: {' and '.join(parts)}."
+    text = f"Limited to the tested range of sigma, {limits}: {' and '.join(parts)}."
     return [text] if parts else []
 
 

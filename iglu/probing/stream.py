@@ -14,9 +14,9 @@ from torch import Tensor
 
 from iglu.tails import Tail
 
-_PIECE = 1 << 20  # values at a time on a CPU: few enough for its cache, enough to share among threads
+_PIECE = 1 << 20  # values at a time on a CPU: few enough for its cache, enough for several threads
 _BLOCK = 64
-_SLACK = 1e-5  # relative error of a float32 square, and more
+_SLACK = 1e-5  # more than the relative error of a float32 square
 _FIRST = 1 << 14  # values that determine the center
 
 
@@ -54,7 +54,7 @@ class Stream:
         if x.numel() == 0:
             return
         if x.device.type == "mps":
-            x = x.cpu()  # which has float64
+            x = x.cpu()  # MPS has no float64
         flat = _in_memory_order(x.detach())
         rows = x.shape[0] if x.dim() else 1
         row_length = len(flat) // rows
@@ -81,7 +81,7 @@ class Stream:
             if len(finite) == 0:
                 return finite
             piece = piece[finite]
-            values = piece.double()  # in which the fourth power of any float32 is finite
+            values = piece.double()  # the fourth power of any float32 is finite
             sums, squares = self._power_sums(values, torch.empty_like(values))
         self._sums += sums
         self.n += len(piece)
@@ -128,7 +128,7 @@ class Stream:
         return Tail(self._largest.double(), self.n, self._resolution)
 
     def rows_of_tail(self) -> Tensor:
-        """The row of each value of the tail, in its order."""
+        """The row of each value of the tail, in the same order."""
         return self._largest_rows.cpu()
 
     def sample(self) -> Tensor:
@@ -144,7 +144,7 @@ def _in_memory_order(x: Tensor) -> Tensor:
 
 
 def _positions_above(values: Tensor, least: float) -> Tensor:
-    """Where values > least; nearly all blocks are skipped by their maximum, which is faster than nonzero."""
+    """Indices of values > least; skipping most blocks by their maximum is faster than nonzero."""
     end = len(values) // _BLOCK * _BLOCK
     blocks = values[:end].view(-1, _BLOCK)
     hits = (blocks.amax(1) > least).nonzero().squeeze(1)
@@ -156,7 +156,7 @@ class _Sample:
     """A sample in which every value so far has the same expected share; all values while they fit.
 
     Each slot is replaced by one of m new values with probability m/n, where n includes them.  The new values
-    are drawn one from each of as many equal stretches as there are slots to replace.
+    are drawn by stratified sampling, one from each of as many equal ranges as slots to replace.
     """
 
     def __init__(self, size: int, seed: int) -> None:

@@ -44,7 +44,7 @@ def row_of(layer: Layer, sigma: float | None) -> Row:
     estimate, *_ = index
     row |= {"k": estimate.k, "fraction": estimate.k / layer.n, "moment_xi": None, **index._asdict()}
     del row["hill"]
-    with contextlib.suppress(ValueError):  # a second opinion, from an estimator that also sees light tails
+    with contextlib.suppress(ValueError):  # for comparison, an estimator that also measures light tails
         row["moment_xi"] = moment(estimate.tail, estimate.k).xi
     return row
 
@@ -69,7 +69,7 @@ def cells(row: Row) -> list[str]:
 def notes(rows: list[Row]) -> list[str]:
     """The lines below the table."""
     return [f"{row['layer']}: {row['note']}" for row in rows if row["note"]] + [
-        f"{row['layer']}: {row['not_finite']:,} values left out, NaN or inf"
+        f"{row['layer']}: {row['not_finite']:,} values (NaN or inf) left out"
         for row in rows
         if row["not_finite"]
     ]

@@ -1,6 +1,6 @@
 """Tail statistics during training, from the forward passes of the training steps themselves.
 
-No pass is added and no random number is drawn, so the run is the same with the monitor as without it.
+The monitor adds no pass and draws no random numbers, so it does not change the run.
 ``benchmarks/tail_callback.py`` measures the cost of a monitored step.
 """
 
@@ -47,7 +47,7 @@ class TailMonitor:
         self._observer = ActivationObserver(model, lambda site, x: self._inputs.add(site, x))
 
     def begin(self) -> None:
-        """Start a step and forget the previous one."""
+        """Start a step and discard the previous one."""
         self._inputs = Accumulators(lambda site: _Inputs(site, self._keep))
 
     @contextlib.contextmanager
@@ -78,7 +78,7 @@ class TailMonitor:
             if inputs.dead is not None:
                 found[f"tails/dead/{site.name}"] = inputs.dead
             with contextlib.suppress(ValueError), warnings.catch_warnings():
-                warnings.simplefilter("ignore", TailWarning)  # the Gaussian's index shows it
+                warnings.simplefilter("ignore", TailWarning)  # the Gaussian index shows the same
                 index = hill(inputs.stream.tail(), default_k(inputs.stream.n, self._keep, self._k))
                 found[f"tails/alpha/{site.name}"] = index.alpha
                 found[f"tails/gaussian/{site.name}"] = index.gaussian.alpha
@@ -104,7 +104,7 @@ class _Inputs:
         self.stream = Stream(keep, sample=2, seed=0)
         self._site = site
         self._alive: Tensor | None = None
-        self._is_mixed = False  # inputs of different widths, whose units are not the same
+        self._is_mixed = False  # inputs of different widths, which have different units
 
     def add(self, x: Tensor) -> None:
         self.stream.add(x)

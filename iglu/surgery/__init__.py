@@ -1,4 +1,4 @@
-"""Find and replace the activations of an existing model; the record of it; undo."""
+"""Find and replace the activations of an existing model; record the changes and undo them."""
 
 from iglu.surgery.record import FunctionalCall, Replacement, Swap
 from iglu.surgery.replace import swap

@@ -1,7 +1,8 @@
-"""Which modules, functions and names are activations, and which of them swap replaces without being asked.
+"""Which modules, functions and names are activations, and which of them swap replaces by default.
 
-Classes are known by the module and name of the class that defines their forward, so that neither transformers
-nor timm has to be imported; functions by their name, or by what they compute (see :mod:`.function_body`).
+Classes are recognized by the module and name of the class that defines their forward, so that neither
+transformers nor timm has to be imported; functions by their name, or by what they compute (see
+:mod:`.function_body`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from iglu import zoo
 from iglu.modules import IGLU, ScaledGELU, is_known
 from iglu.surgery import function_body
 
-# Replaced by default, in addition to the replaceable rows of the zoo.  Not here, because a model relies on
-# their range: sigmoid and tanh (gates), softplus (keeps things positive).
+# Replaced by default, in addition to the replaceable rows of the zoo.  Excluded, because models rely on their
+# range: sigmoid and tanh (gates), softplus (positive values).
 _REPLACED = {
     "torch.nn.modules.activation": {"ReLU6"},
     "transformers.activations": {
@@ -30,11 +31,11 @@ _REPLACED = {
     "timm.layers.activations_me": {"SwishMe", "MishMe", "HardSwishMe", "HardMishMe"},
 }  # fmt: skip
 
-# Activations built around another one, which is not a site of its own.  timm's StarReLU is not here: it
-# learns an affine map around a ReLU, and keeps it around another activation.
+# Activations built around another one, which is not a site of its own.  timm's StarReLU is not included: it
+# learns an affine map around a ReLU, which also works around another activation.
 _COMPOSITE = {"timm.models.metaformer": {"SquaredReLU"}}
 
-# Every class defined here is an activation, and may be replaced if it is named.
+# Every class defined in these modules is an activation, and is replaced if it is named.
 _HOMES = {
     "torch.nn.modules.activation",
     "transformers.activations",
@@ -44,9 +45,9 @@ _HOMES = {
 
 _tanh_gelu = functools.partial(nn.GELU, "tanh")
 
-# Functions by name, torch's, timm's and those that models write out for themselves, and the module that
-# computes (nearly) the same, which represents a call in rules and records.  An underscore behind the name
-# means in place.
+# Functions by name (torch's, timm's and those that models define themselves), and the module that computes
+# (nearly) the same, which represents a call in rules and records.  A trailing underscore of the name means in
+# place.
 _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "celu": nn.CELU,
     "selu": nn.SELU, "gelu": nn.GELU, "gelu_new": _tanh_gelu, "gelu_fast": _tanh_gelu,
@@ -56,7 +57,7 @@ _FUNCTIONS: dict[str, Callable[..., nn.Module]] = {
     "hard_swish_me": nn.Hardswish, "iglu": IGLU, "gelu_scaled": ScaledGELU,
 }  # fmt: skip
 
-# Replaced only if named: gates, and what keeps things positive.
+# Replaced only if named: gates, and functions that keep values positive.
 _GATES: dict[str, Callable[..., nn.Module]] = {
     "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus, "hardsigmoid": nn.Hardsigmoid,
     "hard_sigmoid": nn.Hardsigmoid, "h_sigmoid": nn.Hardsigmoid, "hsigmoid": nn.Hardsigmoid,
@@ -76,10 +77,10 @@ CONFIG_NAMES = {
 
 
 def is_replaced_by_default(content: Any) -> bool:
-    """Whether it is an activation of the kind that swap replaces without being asked for it by name."""
+    """Whether it is an activation that swap replaces by default."""
     if isinstance(content, str):
         row = zoo.ZOO.get(content.partition(":")[0])
-        # Names of transformers too, and then part of how a model was designed.
+        # Also names in transformers, where they are part of the design of a model.
         is_design = content in ("relu2", "xielu")
         return content in CONFIG_NAMES or (row is not None and row.replaceable and not is_design)
     if not isinstance(content, nn.Module):
@@ -96,7 +97,7 @@ def is_replaced_by_default(content: Any) -> bool:
 
 
 def is_activation(content: Any) -> bool:
-    """Whether it is an activation of any kind, one that learns or gates included."""
+    """Whether it is an activation of any kind, including gates and those with parameters."""
     if not isinstance(content, nn.Module):
         return isinstance(content, str) or function_name(content) is not None
     if isinstance(content, nn.MultiheadAttention | nn.Identity):
@@ -107,7 +108,7 @@ def is_activation(content: Any) -> bool:
 
 
 def is_closed(module: nn.Module) -> bool:
-    """Whether what is inside is not a site of its own."""
+    """Whether the children of a module are not sites of their own."""
     return is_activation(module) or _defined_in(type(module), _COMPOSITE)
 
 
@@ -150,7 +151,7 @@ def pointwise_name(value: Any) -> str | None:
 
 
 def _required_arguments(function: types.FunctionType) -> int:
-    """A function of more than one value is not an activation, whatever its name is."""
+    """Count required arguments: a function of several is not an activation, whatever its name."""
     code = function.__code__
     optional = len(function.__defaults__ or ()) + len(function.__kwdefaults__ or ())
     return code.co_argcount + code.co_kwonlyargcount - optional
@@ -168,7 +169,7 @@ def module_like(name: str, **options: Any) -> nn.Module:
 
 
 def make_module(make: Callable[..., nn.Module], **options: Any) -> nn.Module:
-    """With these settings, unless only the function has them."""
+    """Make a module with these settings, or without them if it does not accept them."""
     try:
         return make(**options)
     except (TypeError, ValueError):
@@ -176,13 +177,13 @@ def make_module(make: Callable[..., nn.Module], **options: Any) -> nn.Module:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether it learns."""
+    """Whether a module has parameters."""
     return next(module.parameters(), None) is not None
 
 
 def signature(content: Any) -> Any:
-    """Equal for two activations that compute the same function: class, settings, parameters by name and
-    shape; not their values, nor what only concerns memory."""
+    """A key that is equal for two activations that compute the same function: class, settings, names and
+    shapes of parameters, but not their values or options that only affect memory."""
     if not isinstance(content, nn.Module):
         return content if isinstance(content, str) else function_name(content)
     settings = {
@@ -197,7 +198,7 @@ def signature(content: Any) -> Any:
 
 
 def name_of(module: nn.Module) -> str | None:
-    """The name in the grammar of the zoo that makes such a module, None if there is none."""
+    """The name with which iglu.create makes an equal module, None if there is none."""
     start = getattr(module, "start", None)
     for name, row in zoo.ZOO.items():
         text = str(zoo.Spec(name, start, getattr(module, "learnable", False))) if row.takes_sigma else name
@@ -217,7 +218,7 @@ def is_table(value: Any) -> bool:
 
 
 def _definer(cls: type) -> tuple[str, str]:
-    """Module and name of the class that says what an instance computes."""
+    """Module and name of the class that defines what an instance computes."""
     definer = zoo.definer_of(cls)
     return definer.__module__, definer.__name__
 
@@ -229,7 +230,7 @@ def _defined_in(cls: type, table: Mapping[str, set[str]]) -> bool:
 
 def _body(cls: type) -> str | None:
     """The activation that the forward of a class outside the known libraries computes, None if it is
-    something else: ``class Swish(nn.Module)`` as models write it out for themselves."""
+    something else: ``class Swish(nn.Module)`` as models define it themselves."""
     forward = next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
     if not isinstance(forward, types.FunctionType):
         return None

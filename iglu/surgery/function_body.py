@@ -1,8 +1,8 @@
 """Recognize an activation by what a short function computes: ``def f(x): return x * x.sigmoid()``.
 
-The same function has many spellings, so it is not the text that is compared but the values.  A function is
+The same function can be written in many ways, so values are compared, not the text.  A function is
 called only if it is pure by its syntax: one argument, arithmetic, numbers, and calls of torch's pointwise
-functions.  Nothing else of a user's code is ever run.
+functions.  No other user code is ever run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 def name_of_body(function: types.FunctionType, is_method: bool = False) -> str | None:
     """The name of the activation that the function computes, None if it is something else."""
     code = function.__code__
-    # Short by its bytecode before anything is parsed.
+    # Check that the bytecode is short before parsing anything.
     if code.co_argcount - is_method not in (1, 2) or len(code.co_code) > 600 or code.co_freevars:
         return None
     node = _definition(code)
@@ -104,7 +104,7 @@ def _is_pure(node: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, Any]
     """Whether it assigns the results of pure expressions to variables, and returns one."""
     arguments = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     itself, (_, *flags) = arguments[:is_method], arguments[is_method:]
-    # A second argument is understood only as a flag with a default.
+    # A second argument is accepted only if it is `inplace` with a default.
     if flags and (flags != ["inplace"] or not node.args.defaults):
         return False
     checker = _Pure(set(arguments[is_method:]), itself, names)
@@ -124,7 +124,7 @@ def _is_pure(node: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, Any]
 
 
 class _Pure:
-    """Checks that an expression only computes."""
+    """Checks that an expression is a pure computation."""
 
     def __init__(self, variables: set[str], itself: list[str], names: dict[str, Any]) -> None:
         self.variables = variables
@@ -140,7 +140,7 @@ class _Pure:
             case ast.Constant(value=bool() | int() | float()):
                 return True
             case ast.BinOp(left=left, right=right):
-                # A power of a power could take for ever.
+                # A power of a power could take forever.
                 is_power = isinstance(node.op, ast.Pow) and not isinstance(right, ast.Constant)
                 return not is_power and self.accepts(left) and self.accepts(right)
             case ast.UnaryOp(operand=operand):
@@ -164,7 +164,7 @@ class _Pure:
         return is_method and self.accepts(node.value)  # type: ignore[attr-defined]
 
     def _value(self, node: ast.expr) -> Any:
-        """What a dotted name stands for that begins with a global name, None if that is unknown."""
+        """The object that a dotted name refers to if it starts with a global name, None if unknown."""
         match node:
             case ast.Name(id=name) if name not in self.variables:
                 return self._names.get(name)

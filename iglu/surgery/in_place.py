@@ -1,7 +1,7 @@
 """Calls that change their input in place, which the module that replaces them does not.
 
 ``y = F.relu(x, inplace=True)`` also changes ``x``.  If ``x`` is read later it is bound to the result,
-``y = (x := self.relu_1(x))``; if the change could be seen in another way, the call is left.
+``y = (x := self.relu_1(x))``; if the change is visible in another way, the call is not replaced.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from iglu.surgery.source_text import span_of
 
 
 class CannotRewriteError(Exception):
-    """Says why, for the record."""
+    """Its message is the reason in the record."""
 
 
 def variable_to_bind(site: CallSite, scan: Scan) -> str | None:
     """The variable that the call changes and that is read later, None if there is none; a CannotRewriteError
-    says how else the change can be seen."""
+    says in which other way the change is visible."""
     call, source, in_place = site.use.call, site.step.source, _is_in_place(site, scan)
     changed = next(iter((site.arguments or {}).values()), None)
     if in_place is False or not isinstance(changed, ast.Name | ast.Attribute | ast.Subscript):
-        return None  # a result that has no name
+        return None  # an intermediate result without a name
     assert call is not None
     assert source is not None
     text = ast.unparse(changed)
@@ -56,13 +56,13 @@ def variable_to_bind(site: CallSite, scan: Scan) -> str | None:
                 if text in same and seen - {text}:
                     raise CannotRewriteError(f"{reason}, which has another name")
     if any(name == text and start <= position < call_start for name, position in loads):
-        raise CannotRewriteError(f"{reason}, which the same statement reads before")
+        raise CannotRewriteError(f"{reason}, which the same statement reads before the call")
     if is_assigned or text not in read_later:
         return None
     if in_place is None:
         raise CannotRewriteError(reason)
     if site.use.context.is_nested:
-        raise CannotRewriteError("it changes a variable of the function around it in place")
+        raise CannotRewriteError("it changes a variable of the enclosing function in place")
     return text
 
 

@@ -23,8 +23,8 @@ Row = tuple[str, str, str]
 class Replacement:
     """One activation that was replaced.
 
-    ``place`` is that of a module, or the attribute that holds the name of one (then ``new`` is a name too).
-    ``source`` is the file and line that called it as a function, or that looks up its name; empty for others.
+    ``place`` is that of a module, or of an attribute that names an activation (then ``new`` is a name too).
+    ``source`` is the file and line that called it as a function, or that looks up its name; otherwise empty.
     """
 
     place: str
@@ -35,8 +35,8 @@ class Replacement:
 
 @dataclass(frozen=True)
 class FunctionalCall:
-    """A call of an activation inside a forward that was left: the place of the module, the call as written,
-    its file and line, and why it was left."""
+    """A call of an activation inside a forward that was not replaced: the place of the module, the call as
+    written, its file and line, and the reason."""
 
     place: str
     call: str
@@ -51,7 +51,7 @@ class Record:
         raise NotImplementedError
 
     def _rows(self) -> Iterator[Row]:
-        """What was done, the place, and more about it."""
+        """Yield what was done, the place, and details."""
         raise NotImplementedError
 
     def _notes(self) -> list[str]:
@@ -78,14 +78,14 @@ class Record:
 
 
 class Change:
-    """One thing that a swap changed."""
+    """One change made by a swap."""
 
     def obstacle(self) -> str:
-        """Why it cannot be changed back; empty if it can."""
+        """Why it cannot be undone; empty if it can."""
         return ""
 
     def put_back(self) -> None:
-        """Make it what it was before."""
+        """Undo the change."""
         raise NotImplementedError
 
 
@@ -110,10 +110,10 @@ class Attribute(Change):
         now = _read(self.owner, self.name)
         if isinstance(self.new, type) and issubclass(now, self.new) and "_iglu_plan" not in vars(now):
             return (
-                f"the class of {where} is now {now.__name__}, put on top of the swap (as parametrize and "
-                "fully_shard do). Remove that first."
+                f"the class of {where} is now {now.__name__}, which was set after the swap (as parametrize "
+                "and fully_shard do). Remove that first."
             )
-        return f"{where} was set to something else since. Undo later swaps first."
+        return f"{where} was changed after this swap. Undo later swaps first."
 
     def put_back(self) -> None:
         if isinstance(self.old, nn.Module) and isinstance(self.new, nn.Module):
@@ -123,7 +123,7 @@ class Attribute(Change):
 
 @dataclass(frozen=True, repr=False)
 class Swap(Record):
-    """What :func:`swap` replaced, and what it found and left."""
+    """What :func:`swap` replaced, and what it found but did not replace."""
 
     replaced: list[Replacement] = field(default_factory=list)
     functional: list[FunctionalCall] = field(default_factory=list)
@@ -132,10 +132,10 @@ class Swap(Record):
     recalibration: Recalibration | None = None
 
     def undo(self) -> None:
-        """Put everything back: modules, classes, functions, names, transformers configs, weights.
+        """Restore everything: modules, classes, functions, names, transformers configs, weights.
 
-        If something was changed again since, nothing is touched and a RuntimeError names it: swaps are undone
-        in the reverse of their order.  A second call does nothing.
+        If something was changed again after the swap, raise a RuntimeError that names it and change nothing:
+        undo several swaps in reverse order.  A second call does nothing.
         """
         obstacle = next(filter(None, (change.obstacle() for change in self.changes)), None)
         if obstacle is not None:
@@ -167,7 +167,7 @@ class Swap(Record):
 
 
 def change(place: str, owner: Any, name: str, new: Any) -> list[Change]:
-    """Set it, and say how to put it back; nothing if it is set already."""
+    """Set an attribute or item and return the change; empty if it is set already."""
     made = Attribute(place, owner, name, _read(owner, name), new)
     if made.is_set():
         return []
@@ -200,5 +200,5 @@ def _write(owner: Any, name: str, value: Any) -> None:
         owner._modules[name] = value  # keeps the order of a Sequential, and names such as "0"
     else:
         if isinstance(owner, nn.Module):
-            owner._modules.pop(name, None)  # a function comes back to where a module stood
+            owner._modules.pop(name, None)  # a function replaces a module
         setattr(owner, name, value)

@@ -38,13 +38,13 @@ Rule = str | type | Callable[[str, Any], bool]
 
 class _Maker(NamedTuple):
     make: Factory
-    text: str | None  # its name in the grammar of the zoo, if that is how it was given
+    text: str | None  # its name, as iglu.create takes it, if it was given by name
 
 
 class _Filling(NamedTuple):
     site: Site
     new: nn.Module
-    text: str | None  # the name of the new one, if it has one
+    text: str | None  # the name of the new activation, if it has one
 
 
 def swap(
@@ -54,17 +54,17 @@ def swap(
     *,
     recalibrate: Iterable[Any] | None = None,
 ) -> Swap:
-    """Replace the activations of ``model``, in place, and return a record of it.
+    """Replace the activations of ``model`` in place, and return a record of the changes.
 
-    Replaced are modules (``nn.ReLU()``), functions in attributes (``self.act = F.relu``) and calls inside a
-    forward (``F.relu(x)``), of which each becomes a child module, ``relu_1``, ``relu_2`` and so on.
+    This replaces modules (``nn.ReLU()``), functions in attributes (``self.act = F.relu``) and calls inside a
+    forward (``F.relu(x)``); each such call becomes a child module, ``relu_1``, ``relu_2`` and so on.
 
-    Every place gets an instance of its own, with the device, the dtype and the mode of its surroundings.
+    Every place gets its own instance, with the device, dtype and training mode of the modules around it.
 
     Hooks of a replaced module are kept.  The config of a transformers model is updated, so that
     ``save_pretrained`` and ``from_pretrained`` agree with the model; places that no config can express are in
-    ``not_saved``.  Calls that cannot be replaced are in ``functional``, with the reason.  A warning is given
-    if nothing was replaced, or calls are left.  ``record.undo()`` restores the model.
+    ``not_saved``.  Calls that cannot be replaced are in ``functional``, with the reason.  Warns if nothing
+    was replaced, or if such calls remain.  ``record.undo()`` restores the model.
 
     Args:
         model: The model to change; it must not be an activation itself.
@@ -74,7 +74,7 @@ def swap(
             function (``F.relu``), a callable ``(place, module) -> bool``, or several of these, one of which
             must match.  Sigmoids, tanhs and activations with parameters are replaced only if their type,
             function or exact place is given.
-        recalibrate: Batches on which the following layers are then corrected to compensate, see
+        recalibrate: Batches on which to correct the following layers, so that they compensate; see
             :func:`iglu.recalibrate`.
 
     >>> swap(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "iglu:5")
@@ -85,7 +85,7 @@ def swap(
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if is_activation(model):
         raise ValueError(
-            f"model must contain activations, got one itself, {model}. Use iglu.create to make another."
+            f"model must contain activations, but is one itself, {model}. Use iglu.create to make another."
         )
     if recalibrate is not None:
         from iglu.calibration.recalibrate import swap_and_recalibrate
@@ -123,7 +123,7 @@ def swap(
 
 
 _NO_PARAMETERS = (
-    "the module has no parameters, so this is not taken for a layer; its exact place in only does it"
+    "the module has no parameters, so its calls are not replaced by default; pass only=<exact place>"
 )
 
 
@@ -137,7 +137,7 @@ def _left(site: Site, reason: str) -> FunctionalCall:
 
 
 def _left_in_containers(model: nn.Module) -> Iterator[FunctionalCall]:
-    """Functions that a module keeps in a list or a dict, where no module can be put."""
+    """Functions that a module keeps in a list or a dict, where they cannot be replaced."""
     for place, module in model.named_modules():
         for name, value in vars(module).items():
             kind = type(value)
@@ -153,7 +153,7 @@ def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
     site = filling.site
     place = site.place.removesuffix(".".join(site.path)).rstrip(".")
     reason = (
-        "a name that is looked up at every forward cannot hold what is learned"
+        "a name that is looked up in every forward cannot have learnable parameters"
         if has_parameters(filling.new)
         else "a name in a config that could not be rewritten"
     )
@@ -162,8 +162,8 @@ def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
 
 
 def _classes(sites: list[Site], reasons: dict[str, str]) -> list[tuple[str, nn.Module, type]]:
-    """The place of each module with calls to replace, and the class that does it; where there is none, the
-    places of the calls get a reason."""
+    """The place of each module with calls to replace, and the class that replaces them; if that fails, add a
+    reason for each call to ``reasons``."""
     by_module: dict[int, list[Site]] = {}
     for site in sites:
         by_module.setdefault(id(site.parent), []).append(site)
@@ -182,12 +182,12 @@ def _classes(sites: list[Site], reasons: dict[str, str]) -> list[tuple[str, nn.M
 
 
 def _warnings(record: Swap, model: str, sites: list[Site], rules: list[Rule] | None) -> Iterator[str]:
-    """What a user has to know even without looking at the record."""
+    """What a user must know even without reading the record."""
     unmatched = [rule for rule in rules or () if not any(_agrees(rule, site) for site in sites)]
     patterns = [rule for rule in unmatched if isinstance(rule, str)]
     left = [each for each in record.functional if each.reason != _NO_PARAMETERS]
     if rules is not None and len(unmatched) == len(rules):
-        yield f"only matches nothing in {model}, so nothing was replaced. {_inventory(record, sites)}"
+        yield f"only=... matches nothing in {model}, so nothing was replaced. {_inventory(record, sites)}"
     elif patterns:
         stated = ", ".join(map(repr, patterns))
         yield f"No activation of {model} matches only={stated}. {_inventory(record, sites)}"
@@ -195,7 +195,7 @@ def _warnings(record: Swap, model: str, sites: list[Site], rules: list[Rule] | N
         yield f"Nothing was replaced in {model}. {_inventory(record, sites)}"
     elif left:
         shown = _shown([f"{each.call} ({each.source}): {each.reason}" for each in left], 3)
-        yield f"{len(left)} calls of activations in {model} were left. {shown}."
+        yield f"{len(left)} calls of activations in {model} were not replaced. {shown}."
     if record.not_saved:
         yield (
             f"No config can express {len(record.not_saved)} of the new activations of {model} "
@@ -210,15 +210,15 @@ def _inventory(record: Swap, sites: list[Site]) -> str:
     named: list[str] = []
     for site in sites:
         if is_activation(site.content) and not _is_skipped(site) and not site.reason:
-            by_name = ", a name looked up at every forward" if isinstance(site.content, str) else ""
+            by_name = ", a name looked up in every forward" if isinstance(site.content, str) else ""
             (usual if site.is_default else named).append(f"{_written(site)} at {site.place!r}{by_name}")
     calls = list(dict.fromkeys(f"{each.call} ({each.source}): {each.reason}" for each in record.functional))
     parts = [
         f"It has {_shown(usual, 5)}." if usual else "",
-        f"Only by type or exact place: {_shown(named, 5)}." if named else "",
+        f"Replaced only by type or exact place: {_shown(named, 5)}." if named else "",
         f"Calls inside a forward that cannot be replaced: {_shown(calls, 5)}." if calls else "",
     ]
-    return " ".join(part for part in parts if part) or "It has no activation that swap knows."
+    return " ".join(part for part in parts if part) or "It has no activation that swap recognizes."
 
 
 def _shown(items: list[str], most: int) -> str:
@@ -245,7 +245,7 @@ def _maker(to: Any) -> _Maker:
         made = zoo.create(to)  # raises for an unknown or malformed name before anything is touched
         spec = zoo.parse(to)
         if spec.sigma is None and isinstance(made, SigmaModule):
-            spec = spec._replace(sigma=made.start)  # a saved config does not depend on the default
+            spec = spec._replace(sigma=made.start)  # so that a saved config does not depend on the default
         return _Maker(functools.partial(zoo.create, to), str(spec))
     if isinstance(to, nn.Module):
         return _Maker(functools.partial(copy.deepcopy, to), None)
@@ -255,7 +255,7 @@ def _maker(to: Any) -> _Maker:
 
 
 def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[Site, _Maker]]:
-    """The sites to fill, each with what makes its new content."""
+    """Return the sites to replace, each with the maker of its new activation."""
     is_mapping = isinstance(to, Mapping)
     by_key = {key: _maker(to[key]) for key in _checked(to, "keys of to")} if is_mapping else None
     everywhere = _maker(to) if by_key is None else None
@@ -265,7 +265,7 @@ def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[
     for site in sites:
         maker = everywhere
         if by_key is not None:
-            # An exact place comes before a pattern.
+            # An exact place takes precedence over a pattern.
             keys = sorted((key for key in by_key if _agrees(key, site)), key=lambda key: key != site.place)
             unused -= set(keys[:1])
             maker = by_key[keys[0]] if keys else None
@@ -284,8 +284,8 @@ def _choose(sites: list[Site], to: Any, rules: list[Rule] | None) -> list[tuple[
 
 
 def _agrees(rule: Rule, site: Site) -> bool:
-    """A type, a function or an exact place names what it means; patterns and callables choose among those
-    that are replaced by default."""
+    """Whether a rule selects a site.  A type, a function or an exact place selects any activation; patterns
+    and callables only those that are replaced by default."""
     usual = site.is_default
     if isinstance(rule, type):
         return site.is_in_layer and isinstance(site.content, rule) and (usual or rule is not nn.Module)
@@ -303,9 +303,9 @@ def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
     try:
         new = maker.make()
     except TypeError as error:
-        raise TypeError(f"to must make an nn.Module when called without arguments: {error}") from error
+        raise TypeError(f"to must return an nn.Module when called without arguments: {error}") from error
     if not isinstance(new, nn.Module):
-        raise TypeError(f"to must make an nn.Module, got {new!r}")
+        raise TypeError(f"to must return an nn.Module, got {new!r}")
     nearby = _nearest_tensor(site, model)
     if nearby is not None:
         new.to(device=nearby.device, dtype=nearby.dtype)
@@ -315,7 +315,7 @@ def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
 
 
 def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
-    """The first tensor around the site that shows dtype and device: floating-point, not quantized."""
+    """The nearest tensor that gives the dtype and device of a site: floating-point, not quantized."""
     line = [model]
     for name in site.place.split("."):
         child = line[-1]._modules.get(name)
@@ -330,14 +330,14 @@ def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
 
 
 def _can_hold(filling: _Filling) -> bool:
-    """A name that is looked up at each forward cannot hold what is learned."""
+    """Whether the site can have this activation: a name looked up in every forward has no parameters."""
     if not isinstance(filling.site.content, str):
         return True
     return filling.text is not None and not has_parameters(filling.new)
 
 
 def _put_all(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
-    """Put the new activations where the model itself holds them, not one of its configs."""
+    """Set the new activations that are in the model itself, not in one of its configs."""
     put = [filling for filling in fillings if _can_hold(filling) and len(filling.site.path) == 1]
     instances = [id(filling.site.content) for filling in put]
     for filling in put:
@@ -347,7 +347,7 @@ def _put_all(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
 
 
 def _settle_configs(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
-    """Let the configs of transformers models name the new activations."""
+    """Write the names of the new activations into the configs of transformers models."""
     from iglu.integrations import transformers as integration
 
     names = {each.site.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
@@ -374,7 +374,7 @@ def _put(filling: _Filling, is_shared: bool) -> list[Change]:
         _keep_hooks(site.content, new, is_shared)
     changes = change(site.place, site.parent, name, new)
     if isinstance(site.parent, nn.TransformerEncoderLayer):
-        # or evaluation would run a fused ReLU or GELU
+        # otherwise, evaluation would run a fused ReLU or GELU
         changes += change(site.place, site.parent, "activation_relu_or_gelu", 0)
     return changes
 
@@ -387,7 +387,7 @@ def _replacement(filling: _Filling) -> Replacement:
 
 
 def _written(site: Site) -> str:
-    """As a reader knows it: a module by its repr, a function by its name, a call by the function called."""
+    """Describe the old activation: the repr of a module, the name of a function or of a called function."""
     if site.call is not None:
         return site.call.name
     if isinstance(site.content, nn.Module | str):
@@ -402,8 +402,8 @@ _HOOKS = (
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module, is_shared: bool) -> None:
-    """The new module shares the hooks of the old one, so that their handles still remove them.  Where one
-    module is at several places each new one has a copy, or a hook added later would be called for all."""
+    """The new module shares the hooks of the old one, so that their handles still remove them.  If one module
+    is at several places, each new one gets a copy; otherwise a hook added later would be called for all."""
     if not any(getattr(old, kind) for kind in _HOOKS):
         return
     for kind in _HOOKS:
@@ -413,7 +413,7 @@ def _keep_hooks(old: nn.Module, new: nn.Module, is_shared: bool) -> None:
 
 
 def _leave_fused_paths(model: nn.Module) -> list[Change]:
-    """An encoder hands nested tensors to layers that run fused; those that do not cannot take them."""
+    """Disable nested tensors in encoders with swapped layers: only fused layers accept them."""
     changes: list[Change] = []
     for place, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoder) and any(

@@ -1,4 +1,4 @@
-"""Where the activations of a model are.
+"""Find the activations of a model.
 
 An activation can be in a model in four ways: as a child module, as a function kept in an attribute
 (``self.activation = F.relu``), as a name that a forward looks up in transformers' table, or as a call inside
@@ -38,11 +38,11 @@ class Site(NamedTuple):
     place: str
     parent: nn.Module
     path: Path  # from the parent; longer than one name where it leads into a config
-    content: Any  # of a call, a module that computes the same
-    unused_duplicates: tuple[str, ...] = ()  # of a name: children made from it that the forward never uses
-    lookups: tuple[CallSite, ...] = ()  # of a name
+    content: Any  # for a call, a module that computes the same
+    unused_duplicates: tuple[str, ...] = ()  # for a name: children made from it that forward never uses
+    lookups: tuple[CallSite, ...] = ()  # for a name
     call: CallSite | None = None
-    scan: Scan | None = None  # of the parent, for a call
+    scan: Scan | None = None  # for a call, the scan of the parent
     reason: str = ""  # why a call cannot be replaced, empty if it can
 
     @property
@@ -52,23 +52,22 @@ class Site(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether swap replaces it without being asked for it by name."""
+        """Whether swap replaces it by default."""
         return is_replaced_by_default(self.content) and self.is_in_layer
 
 
 def find_sites(model: nn.Module) -> Iterator[Site]:
-    """Every module in the model, and every function, name and call that is an activation, in its order.
+    """Yield every module in the model, and every function, name and call that is an activation, in order.
 
-    A module is looked into once, even where it is shared, and an activation is not looked into at all.
+    A shared module is visited once; the inside of an activation is not visited.
     """
     return _sites_in(model, "", set(), _scans(model))
 
 
 def is_called_from(site: Site, frames: Sequence[tuple[CodeType, int]], name: str) -> bool:
-    """Whether these are the frames of the call, the innermost first: their code, and the offset in it.
+    """Whether ``frames``, the code and offset of each, innermost first, belong to the call of a site.
 
-    Before Python 3.11 an offset has a line but no column: of several calls on a line, those of the function
-    with this name are meant."""
+    Before Python 3.11 an offset has a line but no column, so ``name`` selects among the calls on a line."""
     if site.call is None:
         return False
     names = (site.call.name.rpartition(".")[2], getattr(site.call.value, "__name__", ""))
@@ -105,7 +104,7 @@ def read_path(parent: nn.Module, path: Path) -> Any:
 
 
 def _scans(model: nn.Module) -> dict[int, Scan]:
-    """What each module uses; a method that is called by another module counts like a forward."""
+    """What each module uses; a method that another module calls counts like a forward."""
     scans = {id(module): Scan(module) for module in model.modules() if _is_readable(module)}
     pending = list(scans.values())
     while pending:
@@ -118,8 +117,8 @@ def _scans(model: nn.Module) -> dict[int, Scan]:
 
 
 def _is_readable(module: nn.Module) -> bool:
-    """torch.nn's own forwards use no activations but those of transformer layers, of which one learns here
-    how they are called."""
+    """Whether to read the source of a module.  Of torch.nn's own modules, only transformer layers call
+    activations in their forward."""
     if is_closed(module):
         return False
     is_transformer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
@@ -182,13 +181,13 @@ def _base_name(site: CallSite) -> str:
 
 
 def _is_in_attribute(site: CallSite, module: nn.Module, uses: list[CallSite]) -> bool:
-    """Whether the attribute that holds the function is the site."""
+    """Whether the function is in an attribute, which is then the site."""
     path = site.path
     return path is not None and path[0] in vars(module) and _is_called_plainly(path[0], uses)
 
 
 def _is_called_plainly(name: str, uses: list[CallSite]) -> bool:
-    """Not as in ``self.act(x, inplace=True)``, which a module would refuse."""
+    """Whether every call passes one argument: modules reject ``self.act(x, inplace=True)``."""
     calls = [site.use.call for site in uses if site.path == (name,)]
     return all(call is None or is_plain_call(call) for call in calls)
 
@@ -205,8 +204,8 @@ def _paths_of_names(module: nn.Module, lookups: list[CallSite]) -> list[Path]:
 
 
 def _unused_duplicates(module: nn.Module, names: list[Any], uses: list[CallSite]) -> tuple[str, ...]:
-    """Children that are what one of these names stands for and that the forward does not read: the same
-    activation once more, as Mamba keeps it."""
+    """Children that are the same activation as one of these names and that the forward does not use, as in
+    Mamba."""
     used = {site.path[0] for site in uses if site.path is not None}
     tables = [site.value for site in uses if is_table(site.value)]
     meant = [signature(table[name]) for table in tables for name in names if name in table]

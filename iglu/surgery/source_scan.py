@@ -1,4 +1,4 @@
-"""What a forward uses, read from its source.
+"""Find what a forward uses, by reading its source.
 
 Nothing is executed: the source of ``forward``, of the methods it calls on itself and of the helper functions
 it calls is parsed, and each dotted name in it is resolved against attributes that already exist (properties
@@ -42,10 +42,10 @@ MISSING = object()
 class Context(NamedTuple):
     """Where in a function an expression is."""
 
-    is_nested: bool = False  # in a function or comprehension inside the function
+    is_nested: bool = False  # in an inner function or comprehension
     hidden: frozenset[str] = frozenset()  # names that those functions bind themselves
     is_discarded: bool = False  # a statement of its own
-    is_default: bool = False  # of an argument of the function
+    is_default: bool = False  # in the default of an argument
     alias: str | None = None  # the local variable that the value is assigned to
 
 
@@ -53,8 +53,8 @@ class Use(NamedTuple):
     """A dotted name that a function reads: ``F.relu``, ``self.act``, ``ACT2FN`` in ``ACT2FN[key]``."""
 
     chain: Chain
-    name: ast.expr  # the dotted name alone
-    node: ast.expr  # the call or the lookup around it, or the same
+    name: ast.expr  # the dotted name only
+    node: ast.expr  # the call or lookup that contains the name, or the name itself
     context: Context
 
     @property
@@ -63,7 +63,7 @@ class Use(NamedTuple):
 
     @property
     def key(self) -> ast.expr | None:
-        """Of a lookup."""
+        """The key of a lookup; None for other uses."""
         return self.node.slice if isinstance(self.node, ast.Subscript) else None
 
     @property
@@ -73,15 +73,15 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A function that is reached from a module, and the way there."""
+    """A function that is reached from a module, and the path of calls to it."""
 
     function: types.FunctionType  # without its decorators
-    holder: Any  # the same with them
+    holder: Any  # with its decorators
     kind: str  # "root", "method", "super": of the module itself; "helper": any other function
     name: str
     owner: type | None = None  # the class of the module that defines it
     parent: Step | None = None
-    use: Use | None = None  # in the parent
+    use: Use | None = None  # where the parent uses it
 
     @property
     def of_self(self) -> bool:
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The calling places on the way, different for each."""
+        """Identifies the path to the function by its call sites."""
         if self.parent is None or self.use is None:
             return (self.name,)
         return (*self.parent.key, self.use.position)
@@ -106,11 +106,11 @@ class Step:
 
     @property
     def identity(self) -> tuple[int, bool]:
-        """The same for all ways to the function."""
+        """Equal for all paths to the same function."""
         return id(self.function.__code__), self.of_self
 
     def within(self) -> Iterator[Step]:
-        """The step itself and those on the way to it."""
+        """Yield the step itself and all its parents."""
         step: Step | None = self
         while step is not None:
             yield step
@@ -132,12 +132,12 @@ class CallSite:
 
     @property
     def name(self) -> str:
-        """Of the function, as it is written: ``F.relu``."""
+        """The name of the function as written: ``F.relu``."""
         return self.use.chain[-1] if self.value is MISSING else ast.unparse(self.use.name)
 
     @functools.cached_property
     def make(self) -> Callable[[], Any] | None:
-        """What makes a module that computes the same; None if the use is not an activation."""
+        """A factory of a module that computes the same; None if the use is not an activation."""
         use, value = self.use, self.value
         if value is MISSING:  # x.relu() of some tensor
             name, call = use.chain[-1].rstrip("_"), use.call
@@ -155,13 +155,13 @@ class CallSite:
             is_called = use.call is not None and is_activation_class(value)
             return functools.partial(make_module, value, **self._constants()) if is_called else None
         if self.path is not None and len(self.path) > 1 and isinstance(self.holder, nn.Module):
-            return None  # an attribute of another module, which has it as a site
+            return None  # an attribute of another module, which is a site of that module
         known = pointwise_name(value)
         return None if known is None else functools.partial(module_like, known, **self._constants())
 
     def _kept_in_container(self) -> Callable[[], Any] | None:
-        """The first activation function in a dict or list of the Python module or of a class.  What an
-        instance keeps is listed by its attributes."""
+        """The first activation function in a dict or list of the Python module or of a class; containers of
+        an instance are found through its attributes."""
         is_of_instance = (
             self.path is not None
             and isinstance(self.holder, nn.Module)
@@ -174,14 +174,14 @@ class CallSite:
         return next((functools.partial(module_like, name) for name in names), None)
 
     def _constants(self) -> dict[str, Any]:
-        """The settings in a call that are written out as constants."""
+        """The arguments of the call that are constants."""
         passed = self.arguments or {}
         return {name: node.value for name, node in passed.items() if isinstance(node, ast.Constant)}
 
     @property
     def arguments(self) -> dict[str, ast.expr] | None:
-        """What the call passes, by the names of the parameters and in their order; None if that is not
-        written out, as in ``f(*x)``."""
+        """The arguments of the call, by parameter name and in parameter order; None if they are not
+        explicit, as in ``f(*x)``."""
         call = self.use.call
         if call is None:
             return {}
@@ -193,7 +193,7 @@ class CallSite:
         try:
             function = self.value.forward if isinstance(self.value, nn.Module) else self.value
             names = list(inspect.signature(function).parameters)
-        except (TypeError, ValueError):  # written in C, as F.softplus
+        except (TypeError, ValueError):  # written in C, such as F.softplus
             names = ["input", "beta", "threshold"]
         names += map(str, range(len(names), len(call.args)))
         passed = dict(zip(names, call.args, strict=False)) | options
@@ -216,7 +216,7 @@ class CallSite:
 
     @property
     def key_path(self) -> Chain | None:
-        """The same for the key of a lookup: ``("config", "hidden_act")``."""
+        """The path of the key of a lookup: ``("config", "hidden_act")``."""
         return self._from_self(_chain(self.use.key))
 
     def _from_self(self, chain: Chain | None) -> Chain | None:
@@ -226,13 +226,13 @@ class CallSite:
 
 
 class Scan:
-    """What the functions of a module use that are reached from its forward.  Activations are not looked
-    into."""
+    """What the forward of a module uses, and all functions that it reaches, except functions that are
+    activations."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.cls: type = vars(type(module)).get("_iglu_original_class", type(module))
-        self.uses: list[CallSite] = []  # every function once
+        self.uses: list[CallSite] = []  # of every function once
         self.foreign: list[tuple[nn.Module, str]] = []  # methods that are called on other modules
         self._roots: dict[str, Step] = {}
         self._seen: set[tuple[int, bool]] = set()  # identities
@@ -270,8 +270,8 @@ class Scan:
         return is_method and site.path is not None and site.holder is not self.module
 
     def activations(self) -> Iterator[CallSite]:
-        """Every activation, in the order of the source, once for each calling place of the function that it
-        is in."""
+        """Yield every activation in source order, once for each call site of the function that contains
+        it."""
         for step in self._roots.values():
             yield from self._activations(step)
 
@@ -283,8 +283,8 @@ class Scan:
                 yield from self._activations(callee)
 
     def calls(self, step: Step) -> Iterator[tuple[Use, Step]]:
-        """The functions with activations that a function calls.  One that calls itself, directly or through
-        others, is one of the steps on the way."""
+        """The functions with activations that a function calls; for a recursive call, the step is one of its
+        own parents."""
         for site, callee in self._links(step):
             if callee is not None and self._contains(callee):
                 yield site.use, callee
@@ -294,14 +294,14 @@ class Scan:
         return list(self._roots.values())
 
     def value(self, node: ast.expr, step: Step) -> Any:
-        """What a dotted name in a function stands for, MISSING if that is unknown."""
+        """The object that a dotted name in a function refers to, MISSING if unknown."""
         chain = _chain(node)
         if chain is None:
             return MISSING
         return _resolve(Use(chain, node, node, Context()), step, self.module, self.cls)[0]
 
     def _callee(self, site: CallSite) -> Step | None:
-        """The function that is called, or handed on, there; None if its source is of no use."""
+        """The function that is called or passed on at this site; None if its source cannot be used."""
         use, value, step = site.use, site.value, site.step
         function = plain_function(value)
         if function is None or use.key is not None or use.context.is_default or site.make is not None:
@@ -319,14 +319,14 @@ class Scan:
                 kind = "super" if is_super else "method"
                 return Step(function, value, kind, name, owner, step, use)
         if isinstance(site.holder, nn.Module) and site.holder is not self.module:
-            return None  # a method of another module, which is read there
+            return None  # a method of another module, which has its own scan
         is_bound = not isinstance(site.holder, types.ModuleType | type | None)
         if is_bound and site.holder is not self.module and not isinstance(value, staticmethod):
             return None
         return Step(function, value, "helper", name, None, step, use)
 
     def _contains(self, step: Step) -> bool:
-        """Whether an activation is in the function or in one that it calls."""
+        """Whether the function, or one that it calls, contains an activation."""
         if step.identity not in self._has_activation:
             found, seen, pending = False, {step.identity}, [step]
             while pending and not found:
@@ -339,7 +339,7 @@ class Scan:
         return self._has_activation[step.identity]
 
     def _links(self, step: Step) -> list[tuple[CallSite, Step | None]]:
-        """What a function uses, and the function that is reached there."""
+        """Each use in a function, with the function that it reaches."""
         if step not in self._links_of:
             found = self._links_of[step] = []
             for use in _uses(step.function.__code__):
@@ -353,7 +353,7 @@ class Scan:
 
 
 def is_plain_call(call: ast.Call) -> bool:
-    """Whether it passes one positional argument and nothing else, as one calls a module."""
+    """Whether a call passes one positional argument and nothing else, as in a call of a module."""
     return len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
 
 
@@ -386,7 +386,7 @@ def _uses(code: types.CodeType) -> tuple[Use, ...]:
 
 
 def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
-    """In the order of the source: of ``F.relu(x)`` the call, not once more the name inside it."""
+    """Yield the uses in source order; for ``F.relu(x)`` the call, but not also the name in it."""
     if isinstance(tree, ast.JoinedStr):
         return  # before Python 3.12, what is inside has no position in the file
     skip: ast.AST | None = None
@@ -403,7 +403,7 @@ def _uses_in(tree: ast.AST, context: Context) -> Iterator[Use]:
                 return
             skip = name
         elif isinstance(tree, ast.Call) and isinstance(name, ast.Attribute):
-            # a method of whatever an expression gives, as in self.conv(x).relu()
+            # a method of the result of an expression, as in self.conv(x).relu()
             yield Use((_EXPRESSION, name.attr), name, tree, context._replace(alias=None))
     for field, child in ast.iter_fields(tree):
         for each in child if isinstance(child, list) else [child]:
@@ -470,7 +470,7 @@ def _chain(node: ast.AST | None) -> Chain | None:
 
 
 def _resolve(use: Use, step: Step, module: nn.Module, cls: type) -> tuple[Any, Any]:
-    """What the name stands for, and what its last part is an attribute of (None for a name without parts)."""
+    """The object that the name refers to, and the owner of its last attribute (None for a plain name)."""
     root, *rest = use.chain
     function = step.function
     code = function.__code__
@@ -500,7 +500,7 @@ def _resolve(use: Use, step: Step, module: nn.Module, cls: type) -> tuple[Any, A
 
 
 def _imported(name: str, function: types.FunctionType) -> Any:
-    """What an import statement of the function binds the name to, MISSING if something else may."""
+    """What an import in the function binds the name to, MISSING if another statement may bind it."""
     target = _imports(function.__code__).get(name)
     if target is None:
         return MISSING
@@ -513,7 +513,7 @@ def _imported(name: str, function: types.FunctionType) -> Any:
 
 @cached_by_code
 def _imports(code: types.CodeType) -> dict[str, tuple[str, str | None]]:
-    """The module, and the name in it, of what a function imports, for names that it binds nowhere else."""
+    """The module and the name in it of each import of a function, for names that are bound only once."""
     source = read_function(code)
     found: dict[str, tuple[str, str | None]] = {}
     bound: list[str] = []
@@ -534,13 +534,13 @@ def _imports(code: types.CodeType) -> dict[str, tuple[str, str | None]]:
 
 
 def _cells(function: types.FunctionType) -> dict[str, Any]:
-    """The values of its free variables."""
+    """The values of the free variables of a function."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return {name: cell_contents(cell) for name, cell in cells}
 
 
 def cell_contents(cell: types.CellType) -> Any:
-    """What a closure cell holds, MISSING if it is not filled yet."""
+    """The content of a closure cell, MISSING if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -548,7 +548,7 @@ def cell_contents(cell: types.CellType) -> Any:
 
 
 def _after(cls: type, owner: Any) -> tuple[type, ...]:
-    """The classes that ``super()`` of a method of ``owner`` looks into."""
+    """The classes that ``super()`` in a method of ``owner`` searches."""
     order = cls.__mro__
     return order[order.index(owner) + 1 :] if owner in order else ()
 
@@ -570,7 +570,7 @@ def _class_attribute(classes: tuple[type, ...], name: str) -> tuple[type | None,
 
 
 def mangled(name: str, function: types.FunctionType) -> str:
-    """The private names of a class, as they are stored."""
+    """The name of an attribute as stored: private names of a class are mangled."""
     scopes = function.__qualname__.split(".")
     if not name.startswith("__") or name.endswith("__") or len(scopes) < 2:
         return name
@@ -579,7 +579,7 @@ def mangled(name: str, function: types.FunctionType) -> str:
 
 
 def _attribute(value: Any, name: str, module: nn.Module, cls: type) -> Any:
-    """An attribute without running code of the object: no property, no lazy import."""
+    """Get an attribute without running code of the object: no property, no lazy import."""
     if isinstance(value, types.ModuleType):
         return vars(value).get(name, MISSING)
     if isinstance(value, nn.Module):

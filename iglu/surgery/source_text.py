@@ -22,7 +22,7 @@ _FUTURES = functools.reduce(
 
 
 class Edit(NamedTuple):
-    """Text to put in the place of a span; BREAKS in it is where the line breaks of the span are kept."""
+    """Text that replaces a span; BREAKS in it marks where the line breaks of the span are kept."""
 
     start: Position
     end: Position
@@ -44,8 +44,8 @@ class FunctionSource(NamedTuple):
         return hashlib.sha256("".join(self.lines).encode()).hexdigest()[:16]
 
     def edited(self, edits: Sequence[Edit]) -> FunctionSource:
-        """With these spans replaced.  Every line keeps its number, so a span that covers several lines is
-        replaced by text with as many line breaks, inside parentheses."""
+        """Return the source with these spans replaced.  Every line keeps its number, so a span of several
+        lines is replaced by text with the same number of line breaks, inside parentheses."""
         text = "".join(self.lines).encode()
         starts = [0]
         for line in self.lines:
@@ -65,7 +65,7 @@ class FunctionSource(NamedTuple):
 
 
 def span_of(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
-    """Where it begins and where it ends."""
+    """The start and end of a node."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -75,14 +75,14 @@ _Result = TypeVar("_Result")
 
 
 def cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Cache by the identity of a code object and further arguments: the hash of a code object takes long."""
+    """Cache by the identity of a code object and further arguments: hashing a code object is slow."""
     results: dict[tuple[Any, ...], tuple[types.CodeType, _Result]] = {}
 
     @functools.wraps(function)
     def cached(code: types.CodeType, *arguments: Any) -> _Result:
         key = (id(code), *arguments)
         if key not in results:
-            results[key] = code, function(code, *arguments)  # the code too, or its id could be another's
+            results[key] = code, function(code, *arguments)  # keep the code, so that its id is not reused
         return results[key][1]
 
     return cached
@@ -90,7 +90,7 @@ def cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 @cached_by_code
 def read_function(code: types.CodeType) -> FunctionSource | None:
-    """The source of the function that has this code; None if it has none, as a lambda."""
+    """The source of the function with this code; None if there is none, as for a lambda."""
     try:
         lines, first = inspect.getsourcelines(code)
         node = _parse(lines, first)
@@ -118,7 +118,7 @@ def read_lambda(code: types.CodeType) -> ast.FunctionDef | None:
 
 def _parse(lines: Sequence[str], first: int) -> ast.FunctionDef | ast.AsyncFunctionDef:
     is_indented = lines[0][:1] in (" ", "\t")
-    # A block of its own instead of dedenting, which would change strings of several lines.
+    # Put it into a block instead of dedenting it, which would change multi-line strings.
     head = "\n" * (first - 2) + "if True:\n" if is_indented else "\n" * (first - 1)
     if is_indented and first < 2:
         raise ValueError("an indented function has a line before it")
@@ -133,7 +133,7 @@ def imports_of(source: FunctionSource, code: types.CodeType, qualname: str) -> f
     """The names to import so that the source, unchanged, compiles to this code; None if it does not.
 
     Python compiles F.relu(x) differently where F is imported by the same file, or by the same block of code
-    where the file is not Python, as a notebook or a page of text.
+    if the file is not Python, such as a notebook or a text file.
     """
     used = frozenset(name for each in (code, *_codes(code)) for name in each.co_names)
     for imports in (_imported_names(code.co_filename) & used, frozenset[str](), used):
@@ -148,7 +148,7 @@ def compile_like(
     """Compile the function in surroundings like those of the running one.
 
     Inside ``class Name:``, so that private names are mangled and ``super()`` finds its cell; inside a
-    function that has the other free variables, so that they are free here too.  Decorators are left out:
+    function that has the other free variables, so that they are free again.  Decorators are omitted:
     the code is only taken from the compiled module, which is never run.
     """
     node = copy.copy(source.node)
@@ -192,7 +192,7 @@ def _imported_names(filename: str) -> frozenset[str]:
 
 
 def is_same_code(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether they do the same: all but file name and line numbers."""
+    """Whether two code objects are equal except for file name and line numbers."""
     parts = (
         "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount",
         "co_posonlyargcount", "co_kwonlyargcount", "co_flags",
@@ -213,7 +213,7 @@ def _is_same_constant(one: Any, other: Any) -> bool:
 
 
 def _inside(header: str, body: ast.stmt) -> ast.stmt:
-    """A class or a function of this one statement."""
+    """Wrap a statement in a class or a function."""
     tree = ast.parse(f"{header}: pass").body[0]
     assert isinstance(tree, ast.ClassDef | ast.FunctionDef)
     tree.body = [body]

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from iglu.tails.fits import METHODS, Fit, check_k, distance, fit_above, gaussian_xi, log_spaced
 
-_DEFAULT_K = 100  # the paper's
+_DEFAULT_K = 100  # as in the paper
 _PLOT_REACH = 4  # an estimate at k keeps the largest 4k values, so that its curve extends beyond k
 _SMALLEST_CHOICE, _LARGEST_CHOICE = 25, 0.1  # "ks" tries k from 25 to a tenth of the sample
 
@@ -47,7 +47,7 @@ class Tail:
 
     Args:
         values: The largest magnitudes, in descending order; stored as float64 on the CPU.
-        n: The number of values in the sample that they are the largest of.
+        n: The number of values in the sample that they come from.
         resolution: The relative spacing of the numbers; by default, eps of the dtype of ``values``.
 
     >>> first, second = Tail.of(torch.tensor([1.0, -5.0, 2.0]), 2), Tail.of(torch.tensor([4.0, 3.0]), 2)
@@ -273,7 +273,7 @@ def hill(data: Tensor | Tail, k: int | str | None = None, *, fraction: float | N
 def moment(data: Tensor | Tail, k: int | str | None = None, *, fraction: float | None = None) -> TailIndex:
     """The moment estimator, xi = M1 + 1 - 1/(2 (1 - M1^2/M2)), where M_j is the mean of ln(X_(i)/X_(k+1))^j.
 
-    For light and bounded tails too.  Errors as in :func:`hill`.  The bias is about -3/k.
+    Also for light and bounded tails.  Errors as in :func:`hill`.  The bias is about -3/k.
 
     Args:
         data: A floating-point tensor or a :class:`Tail`.
@@ -287,7 +287,7 @@ def gpd(data: Tensor | Tail, k: int | str | None = None, *, fraction: float | No
     """Fit the generalized Pareto distribution P(Y > y) = (1 + xi y/scale)^(-1/xi) to the excesses over
     X_(k+1), by maximum likelihood, with a profile-likelihood interval.
 
-    For light and bounded tails too; the only one of the three that does not change when a constant is added
+    Also for light and bounded tails; the only one of the three that does not change if a constant is added
     to |x|.  Errors as in :func:`hill`, except that a threshold of 0 is allowed.  xi is limited to -0.99,
     since the likelihood has no maximum below -1; it is not regular below -1/2.  The bias is about -3/k.
 

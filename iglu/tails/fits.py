@@ -1,7 +1,7 @@
 """The fits behind :mod:`iglu.tails`: distributions above a threshold, intervals, and Gaussian baselines.
 
 Every fit is a generalized Pareto distribution, P(X > threshold + y | X > threshold) = (1 + xi
-y/scale)^(-1/xi), so that all share one distance and one description.  Hill's has scale = xi threshold.
+y/scale)^(-1/xi), so that all share one distance and one description.  Hill's fit has scale = xi threshold.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _fit_moment(excess: Tensor, threshold: float, _: float) -> Fit:
 
 
 def _interval_moment(fit: Fit) -> tuple[float, float]:
-    """All xi at which the estimate is within 1.96 asymptotic standard deviations, those at that xi."""
+    """All xi whose distance from the estimate is at most 1.96 asymptotic standard deviations at that xi."""
 
     def excess(xi: float) -> float:
         variance = 1 + xi**2

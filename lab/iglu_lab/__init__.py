@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``compare`` when it is used: it needs torch and much else."""
+    """Import ``compare`` on first use: it needs torch and other large packages."""
     if name == "compare":
         from iglu_lab.comparing.api import compare
 

@@ -25,7 +25,7 @@ class Command:
     def __call__(self, argv: list[str]) -> int:
         try:
             extensions = importlib.import_module("iglu_lab.extensions")
-            # What follows -- is a command of the user.
+            # The words after -- are the user's command.
             end = argv.index("--") if "--" in argv else len(argv)
             modules, rest = extensions.take_imports(f"iglu {self.name}", argv[:end])
             extensions.load(modules)

@@ -1,4 +1,4 @@
-"""Where commands print: names are text, never markup; a file or a pipe has a width only if COLUMNS is set."""
+"""The console of the commands: text is never markup; a file or a pipe is 200 wide unless COLUMNS is set."""
 
 from __future__ import annotations
 

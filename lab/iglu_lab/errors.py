@@ -1,5 +1,5 @@
-"""Errors of the user, as opposed to bugs: a UserError ends a command with one line and status 2, an
-unforeseen exception with its traceback."""
+"""User errors, as opposed to bugs: a UserError ends a command with one line and status 2, an unexpected
+exception with its traceback."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class UserError(ValueError):
     """An invalid flag, field, file or folder; the message says what would be valid."""
 
 
-# After an unknown name that an extension may define.
-IMPORT_HINT = "For one of your own, add --import MODULE."
+# Added to the error for an unknown name that an extension may define.
+IMPORT_HINT = "To use your own, add --import MODULE."
 
 
 @contextlib.contextmanager
 def as_user_errors(prefix: str = "") -> Iterator[None]:
-    """Turn a ValueError or TypeError of the library into a UserError.  Wrap the check alone, never a run."""
+    """Turn a ValueError or TypeError of the library into a UserError.  Wrap only checks, never a run."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -58,7 +58,7 @@ def missing(path: Path) -> UserError:
 
 
 def no_runs(folder: Path, problems: Iterable[str]) -> str:
-    """The message for a folder without runs; without a full stop, so that . does not look like .. there."""
+    """The message for a folder without runs; it has no full stop, with which "." would look like ".."."""
     return "; ".join([f"No run in {folder}", *problems])
 
 

@@ -1,4 +1,4 @@
-"""Your own datasets, models and recipes by name, also on the command line.
+"""Register your own datasets, models and recipes by name, also for the command line.
 
 ``--import MODULE`` of every command imports a module that registers them (and activations, with
 ``iglu.register_activation``); an installed package can name such a module as an entry point of the group
@@ -41,7 +41,7 @@ def register_dataset(name: str, load: Callable[[Path], ImageSet]) -> None:
 
 def register_model(name: str, model: Model) -> None:
     """Add a model for images: a function of the number of classes, ``make_activation`` and ``norm``, or a
-    configuration of one of ours.  The name of a GPT2Config starts with ``gpt2``."""
+    configuration of a built-in model.  The name of a GPT2Config must start with ``gpt2``."""
     if isinstance(model, GPT2Config) and not name.startswith("gpt2"):
         raise ValueError(f"the name of a GPT2Config must start with 'gpt2', got {name!r}")
     _register(MODELS, "model", name, model)
@@ -53,7 +53,7 @@ def register_recipe(recipe: Recipe) -> None:
 
 
 def _register(table: dict[str, Any], what: str, name: str, row: Any) -> None:
-    """Add a row; a later one of the same name replaces it, unless it is ours."""
+    """Add a row, or replace the one of the same name; built-in rows cannot be replaced."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"the name of a {what} must be a string, got {name!r}")
     if name in _BUILT_IN:
@@ -69,8 +69,8 @@ class ExtensionFlags:
     imports: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import", metavar="MODULE")
     ] = ()
-    """Import this Python module first, also from the current folder. It may register activations, datasets,
-    models and recipes of your own. Can be repeated."""
+    """Import this Python module first; the current folder is searched too. It may register your own
+    activations, datasets, models and recipes. Can be repeated."""
 
 
 def take_imports(prog: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -91,7 +91,7 @@ def load(modules: Sequence[str], folder: str | None = None) -> None:
 
 
 def import_named(name: str, folder: str | None = None) -> ModuleType:
-    """Import a module of the user; a UserError if it does not exist."""
+    """Import a module of the user; raise UserError if it does not exist."""
     place = os.getcwd() if folder is None else folder
     if place not in sys.path:
         sys.path.insert(0, place)

@@ -11,7 +11,7 @@ from iglu_lab.storage import read_toml
 
 RUN_TABLES = (2, 3, 4)  # the tables of training runs
 
-# Of Table 4: the mean over test batches of 128 of the mean accuracy over the classes in a batch.
+# The metric of Table 4: the mean over test batches of 128 of the mean accuracy over the classes in a batch.
 BALANCED = "test_acc_batch_balanced"
 
 
@@ -20,7 +20,7 @@ class Published(NamedTuple):
 
     printed: float
     right: float
-    how: str = ""  # how the erratum is known; empty without one
+    how: str = ""  # how the erratum is known; empty if there is none
 
     @property
     def is_erratum(self) -> bool:
@@ -28,11 +28,11 @@ class Published(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is measured by a recipe, and which other settings measure the same of something smaller."""
+    """A recipe to measure, and the settings that count as a reduced version of it."""
 
     recipe: Recipe
     reduced_recipe: str = ""  # recipe of the reduced runs, if not this one
-    fixed: tuple[str, ...] = ("norm",)  # the fields in which those agree
+    fixed: tuple[str, ...] = ("norm",)  # fields that must agree with the recipe
 
     def is_asked_by(self, setting: Recipe) -> bool:
         is_named = setting.name in (self.recipe.name, self.reduced_recipe)
@@ -40,12 +40,12 @@ class Question(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One metric of one recipe: a column of numbers."""
+    """One metric of one recipe: a column of a table."""
 
     heading: str  # shared by the metrics of one recipe
     metric: str
     question: Question  # its recipe has the activation and seed still to be set
-    numbers: dict[str, Published]  # by activation; empty where none were published
+    numbers: dict[str, Published]  # by activation; empty if none were published
 
     @property
     def recipe(self) -> Recipe:
@@ -53,12 +53,12 @@ class Column(NamedTuple):
 
     @property
     def plain_metric(self) -> str:
-        """The metric that decides between activations of ours: accuracy is that of the whole test set."""
+        """The metric by which our runs are compared: accuracy over the complete test set, not per batch."""
         return "test_acc" if self.metric == BALANCED else self.metric
 
 
 class RunTable(NamedTuple):
-    """A table of runs: activations down, metrics of recipes across."""
+    """A table of runs: one row per activation, one column per metric and recipe."""
 
     number: int
     caption: str
@@ -78,7 +78,7 @@ class TailRow(NamedTuple):
     model: str
     norm: str  # empty without normalization
     question: Question  # its recipe has the activation set
-    alpha: Published | None  # None where the paper's run diverged
+    alpha: Published | None  # None if the paper's run diverged
     sigma: float | None  # what the paper calls optimal
     outcome: str = ""
 

@@ -1,6 +1,6 @@
-"""Recipes: everything that decides the numbers of a run, in one frozen dataclass, and the paper's by name.
+"""Recipes: what determines the numbers of a run, in one frozen dataclass, and the paper's recipes by name.
 
-A new experiment is a difference: ``RECIPES["resnet20-cifar100"].replace(activation="iglu:5", seed=3)``.
+For a new experiment, change a recipe: ``RECIPES["resnet20-cifar100"].replace(activation="iglu:5", seed=3)``.
 *Execution* fields say how a run is executed, not what it computes: a run may be resumed with other values.
 """
 
@@ -21,7 +21,7 @@ from iglu_lab.errors import IMPORT_HINT, UserError, as_user_errors, unknown
 
 FORMAT = 3  # of recipe.json
 
-# Format 2 had other names for some fields.  Folders keep them, so that the runs of either format are found.
+# Format 2 had other names for some fields.  Folder names keep them, so that runs of both formats are found.
 _FORMAT_2 = {
     "epoch_steps": "steps_per_epoch", "batch": "batch_size", "accumulate": "gradient_accumulation",
     "decay_shapes": "decay_activations", "warmup": "warmup_ratio", "clip": "max_grad_norm",
@@ -35,7 +35,7 @@ def _execution(default: Any) -> Any:
 
 
 def _only(kind: str, default: Any) -> Any:
-    """A field that only runs on one kind of data have."""
+    """A field of runs on one kind of data only."""
     return dataclasses.field(default=default, metadata={"kind": kind})
 
 
@@ -49,14 +49,14 @@ class Recipe:
             wikitext-103, wikitext-2, or the path of a text in the data folder.
         model: Model name (resnet20, vit-tiny, gpt2-small ...; all are in iglu_lab.training.workloads.MODELS).
         activation: Name of the activation: relu, iglu:5, iglu:learnable=5 ... A learnable sigma is trained as
-            in the paper: unconstrained and with weight decay. That of iglu.IGLU is not: --constrain
+            in the paper: unconstrained and with weight decay. To train it as iglu.IGLU does: --constrain
             --no-decay-activations.
-        norm: Use normalization layers (batch norm or layer norm, as the model has them).
+        norm: Use normalization layers (batch norm or layer norm, depending on the model).
         constrain: Train the logarithm of a learnable sigma, as iglu.IGLU does. The paper trained sigma
             itself.
         seed: Random seed of weights, data order, augmentation and dropout.
-        epochs: Number of epochs (length of the learning-rate schedule). On a sequence of tasks: rows of
-            metrics.
+        epochs: Number of epochs (length of the learning-rate schedule). For a sequence of tasks: number of
+            rows of metrics.
         steps_per_epoch: Maximum optimizer steps per epoch; None is one pass over the data.
         batch_size: Global batch size, in images or blocks of text, over all devices.
         gradient_accumulation: Gradient-accumulation steps: micro-batches per optimizer step.
@@ -64,17 +64,17 @@ class Recipe:
         weight_decay: Weight decay of AdamW, for all parameters unless decay_activations is off.
         decay_activations: Apply weight decay to the parameters of activations (a learnable sigma) too, as in
             the paper.
-        schedule: Learning-rate schedule. cosine: to 0, updated per epoch; warmup-linear: up, then to 0, per
-            step.
+        schedule: Learning-rate schedule. cosine: decay to 0, updated per epoch; warmup-linear: linear warmup,
+            then linear decay to 0, updated per step.
         warmup_ratio: Fraction of all steps used for the warmup of warmup-linear.
         max_grad_norm: Maximum gradient norm; None disables clipping.
         ratio: Imbalance ratio: size of the largest class / size of the smallest. Above 1, the set is
             long-tailed.
-        profile: Class sizes of a long-tailed set: exponential falls from class to class, step halves the
-            classes into large and small ones.
+        profile: Class sizes of a long-tailed set. exponential: decreasing from class to class; step: half of
+            the classes large, the others small.
         subset_seed: Random seed of the long-tailed subset, the same for every run, as in the paper; None uses
             ``seed``.
-        subset: Long-tailed subset: drawn from subset_seed, or the one of the authors' own runs.
+        subset: Long-tailed subset. seeded: drawn with subset_seed; authors: the subset of the authors' runs.
         class_weights: Weight the training loss of each class by 1 / class size.
         image_size: Resize images to this height and width in pixels.
         padding: Black pixels added on each side before the random crop of training images.
@@ -85,18 +85,18 @@ class Recipe:
         context: Length of a block of text, in tokens.
         tokenizer: bytes; gpt2 (BPE, from its two files in the data folder); gpt2:4096 (its first 4,096
             tokens).
-        eval_split: Split of a text to evaluate on. Image sets have test only.
-        dropout: Probability with which transformers drop a value during training.
+        eval_split: Split of a text to evaluate on. Image sets have only test.
+        dropout: Dropout probability of transformers.
         precision: float32, or mixed with a 16-bit type. 16-mixed needs a GPU.
         compile: Train the model through torch.compile.
         channels_last: Store images and feature maps in the channels-last memory format.
-        threads: Number of CPU threads; None leaves the choice to torch.
+        threads: Number of CPU threads; None uses torch's default.
         stop_after: Stop after this many epochs of the full schedule.
-        evaluate_every: Test the model every N epochs, and after the last.
+        evaluate_every: Test the model every N epochs, and after the last epoch.
         tails_every: Log the tail index of each layer every N epochs, and after the last; None disables it.
         checkpoint_every: Seconds between checkpoints. One is always saved at the end.
         accelerator: Kind of device to train on: cpu, cuda, mps, or auto for the best available.
-        devices: Devices (processes) per node. Under torchrun, the number it started.
+        devices: Devices (processes) per node. Under torchrun, the number that it started.
         nodes: Number of machines that train together, each with its own devices.
     """
 
@@ -235,7 +235,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
-        """Read what ``as_dict`` wrote, in this format or in format 2; a UserError names the invalid field."""
+        """Read what ``as_dict`` wrote, in this format or format 2; raise UserError for an invalid field."""
         fields = dict(content)
         number = fields.pop("format", None)
         if number not in (2, FORMAT):
@@ -263,7 +263,7 @@ _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(
 EXECUTION = tuple(name for name, field in _FIELDS.items() if "execution" in field.metadata)
 
 
-# What others call a field.
+# Other common names of fields.
 _ALSO_CALLED = _FORMAT_2 | {
     "learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "block_size": "context"
 }  # fmt: skip
@@ -278,7 +278,7 @@ def check_field(name: str, known: Iterable[str] = _TYPES) -> None:
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return ``value`` as the type of the field ``name``; a UserError says what was expected."""
+    """Return ``value`` as the type of the field ``name``; raise UserError if it is invalid."""
     check_field(name)
     if name in _CHOICES:
         with as_user_errors():
@@ -320,7 +320,7 @@ class _Unregistered(zoo.Spec):
 
 
 def spec_of(activation: str) -> zoo.Spec:
-    """Parse the activation of a stored run.  One that is not registered here keeps its name."""
+    """Parse the activation of a stored run.  An unregistered activation keeps its name."""
     try:
         return zoo.parse(activation)
     except ValueError:
@@ -360,7 +360,7 @@ _PREDEFINED = (
     _GPT2,
     Recipe("resnet20-cifar10-lt", "cifar10", "resnet20", ratio=100.0, class_weights=True),
     Recipe("resnet20-cifar100-lt", "cifar100", "resnet20", ratio=100.0, class_weights=True, subset="authors"),
-    # Smaller ones, for a machine without a GPU.
+    # Smaller recipes, for a machine without a GPU.
     Recipe("vit-mini-cifar10", "cifar10", "vit-mini", activation="gelu", epochs=20),
     _GPT2.replace(name="gpt2-mini-wikitext2", dataset="wikitext-2", model="gpt2-mini", context=128,
               epochs=10, batch_size=32, lr=1e-3),

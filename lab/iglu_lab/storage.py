@@ -59,7 +59,7 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Parse TOML; a ValueError if it is invalid."""
+    """Parse TOML; raise ValueError if it is invalid."""
     content: dict[str, Any] = tomllib.loads(text)
     return content
 
@@ -87,5 +87,5 @@ def _sync_folder(folder: Path) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as text; that of an installed result starts at the package."""
+    """A path as text; for an installed result, relative to the package."""
     return str(path.relative_to(RESULTS.parent.parent) if path.is_relative_to(RESULTS) else path)

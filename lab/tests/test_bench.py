@@ -351,7 +351,7 @@ def test_markdown_fills_its_section_and_leaves_the_rest(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| IGLU |" in text
     assert "iglu bench --rounds 2" in text
-    with pytest.raises(ValueError, match=r"no section 'speed'.*Sections there: paper"):
+    with pytest.raises(ValueError, match=r"no section 'speed'.*Its sections: paper"):
         command.fill_section(document, "speed", "")
 
 

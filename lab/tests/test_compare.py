@@ -515,7 +515,7 @@ def test_a_metric_that_the_runs_do_not_have_leaves_the_plan_as_it_is(
     assert cli.compare(["--metric", "acc", "--seeds", "1", *TWO, *command]) == 0
     before = Path("compare/runs.jsonl").read_bytes(), Path("compare/plan.toml").read_bytes()
     assert cli.compare(["--metric", "accuracy", *command]) == cli.USER_ERROR
-    assert "no metric 'accuracy' but acc, loss" in capsys.readouterr().err
+    assert "no metric 'accuracy', only acc, loss" in capsys.readouterr().err
     assert (Path("compare/runs.jsonl").read_bytes(), Path("compare/plan.toml").read_bytes()) == before
 
 

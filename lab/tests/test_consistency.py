@@ -337,7 +337,7 @@ def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(t
     assert low is not None
     assert low.verdict == "not enough evidence"
     assert low.scale == "resnet8 on digits at 20:1, 2 epochs, 0 seeds of 4 planned"
-    spread = "SD of one run elsewhere 3.98, minimum detectable difference 11.99 at n = 4"
+    spread = "SD of one run in other grids 3.98, minimum detectable difference 11.99 at n = 4"
     assert low.evidence.startswith(f"not run: iglu:0.5 - relu; {spread}")
     gains = claim(found, "IGLU gains on imbalanced").reduced
     assert gains is not None

@@ -171,7 +171,7 @@ def test_mistakes_end_with_one_line(tmp_path, text, capsys):
     source = saved(tmp_path / "gpt2", gpt2)
     assert "at least 49 are needed" in said(source, "--to", "relu", "--text", str(short))
     relu = saved(tmp_path / "relu", lambda *of: _with_relu(gpt2(*of)))
-    assert "already has it" in said(relu, "--to", "relu", "--text", str(text))
+    assert "already uses this activation" in said(relu, "--to", "relu", "--text", str(text))
     assert not (tmp_path / "new").exists()
 
 

@@ -76,7 +76,7 @@ def test_the_plan_says_what_its_seeds_can_show() -> None:
     """Ten seeds at an SD of .7, if pairing gains nothing; three and five blocks of four at .68."""
     text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
     one, nine = (detectable(0.7 * math.sqrt(2 / 10), 9, 0.05 / comparisons) for comparisons in (1, 9))
-    assert f"{one:.2f} points for the one comparison of a claim and {nine:.2f} for".lstrip("0") in text
+    assert f"{one:.2f} points for the comparison of a claim and {nine:.2f} for the strictest" in text
     numbers = [
         f"{detectable(0.68 / math.sqrt(seeds), 3 * (seeds - 1), level):.2f}"
         for level in (0.05, 0.024)

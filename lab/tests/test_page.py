@@ -43,7 +43,7 @@ LINE = Line("IGLU", (1e4, 1e5, 1e6), (2.0, 20.0, 200.0), "#0072B2", "-", "o", 2,
 PANEL = Panel("forward", ("elements", "microseconds"), (LINE,), ("log", "log"), ((1e4, 1e6), (1.0, 1e3)))
 GAIN = Difference("iglu:0.5", "relu", "test_acc", Estimate(1.5, 0.5, 2.5, 4, 0.6), 0.01, 0.4)
 LOSS = Difference("gelu", "relu", "test_acc", Estimate(-1.0, -1.5, -0.5, 4, 0.3), 0.02)
-OPEN = Difference("iglu:5", "relu", "test_acc", Estimate(0.2, -1.0, 1.4, 4, 0.7), 0.4)
+INCONCLUSIVE = Difference("iglu:5", "relu", "test_acc", Estimate(0.2, -1.0, 1.4, 4, 0.7), 0.4)
 
 
 def _task(title: str, *differences: Difference, metric: str = "test_acc", grid: str = "") -> ComparedTask:
@@ -75,7 +75,7 @@ def small_report() -> Report:
             ),
         ),
         figures=(Figure("speed", "Speed against size", "Time rises with size", (PANEL,), is_on_page=True),),
-        tasks=(_task("resnet8 on digits, 4 seeds", GAIN, LOSS, OPEN),),
+        tasks=(_task("resnet8 on digits, 4 seeds", GAIN, LOSS, INCONCLUSIVE),),
         sigmas=(
             EpochCurve("digits", "iglu:learnable=5", "act1", epochs, (5, 4, 3), (4, 3, 2), (6, 5, 4), 3),
         ),
@@ -122,7 +122,7 @@ def test_numbers_that_json_lacks_become_gaps() -> None:
 
 
 def test_a_forest_has_better_to_the_right_and_zero_where_the_tick_is() -> None:
-    found = forest((LOSS, OPEN, GAIN))
+    found = forest((LOSS, INCONCLUSIVE, GAIN))
     assert [line.label for line in found.lines] == ["IGLU (sigma = 0.5)", "IGLU (sigma = 5)", "GELU"]
     best, _, worst = found.lines
     zero = next(place for place, number in found.ticks if number == "0")
@@ -151,7 +151,7 @@ def test_what_the_paper_has_far_outside_stands_at_the_edge_and_moves_nothing(
 
 def test_every_difference_is_in_one_of_four_categories_with_its_margin() -> None:
     alike = Difference("iglu:1", "relu", "test_acc", Estimate(0.1, -0.2, 0.4, 4, 0.19), 0.6)
-    task = _task("digits", GAIN, LOSS, OPEN, alike)
+    task = _task("digits", GAIN, LOSS, INCONCLUSIVE, alike)
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", render(Report(tasks=(task,)))))
     for words in (
         "▲ better: iglu:0.5 +1.50 ± 1.00",

@@ -141,7 +141,7 @@ def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, cap
     assert all(path.is_file() for path in written)
     times = [path.stat().st_mtime_ns for path in written]
     assert cli.probe([str(tmp_path / "runs"), *flags]) == 0
-    assert "2 were probed before" in capsys.readouterr().out
+    assert "2 of 3 runs, already probed" in capsys.readouterr().out
     assert times == [path.stat().st_mtime_ns for path in written]
     written[0].unlink()
     assert cli.probe([str(tmp_path / "runs"), *flags]) == 0
@@ -186,7 +186,7 @@ def test_a_config_that_transformers_does_not_know_is_a_mistake_of_the_user(
     [
         (["nonsense"], "neither a folder, nor hf:FOLDER"),
         ([f"{__name__}:make_model"], "needs --data"),
-        ([f"{__name__}:make_modle", "--data", f"{__name__}:make_batches"], "has no 'make_modle'"),
+        ([f"{__name__}:make_modle", "--data", f"{__name__}:make_batches"], "has no callable 'make_modle'"),
         (["no_such_module:f", "--data", f"{__name__}:make_batches"], "no module 'no_such_module'"),
         (["hf:nowhere"], "nowhere does not exist"),
         (["hf:openai-community/gpt2"], "hub"),

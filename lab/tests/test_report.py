@@ -30,7 +30,7 @@ from iglu_lab.report.gather import Gathered, gather
 from iglu_lab.report.page import render
 from iglu_lab.report.tables import all_tables as tables_of
 from iglu_lab.report.tables import table5
-from iglu_lab.report.verdicts import side
+from iglu_lab.report.verdicts import judge_side
 from iglu_lab.stats.statistics import Estimate, median
 from iglu_lab.stats.style import pictures
 from iglu_lab.stats.tabulate import Cell, Table, csv_text
@@ -432,7 +432,7 @@ def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
     ],
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
-    assert side(Estimate((low + high) / 2, low, high, 4)) == verdict
+    assert judge_side(Estimate((low + high) / 2, low, high, 4)) == verdict
 
 
 def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them_apart(tmp_path):
@@ -491,7 +491,7 @@ def test_a_claim_about_every_ratio_names_the_one_that_was_run_and_its_verdict(tm
             write_run(tmp_path, recipe, {"test_loss": 1.0, "test_acc": accuracy})
     found = claim(claims.all_claims(gather([tmp_path])), "IGLU gains on imbalanced")
     assert found.verdict == "not enough evidence"
-    assert "at 100:1: test_acc +1.60 ± 0.25 (3 seeds): holds there" in found.evidence
+    assert "at 100:1: test_acc +1.60 ± 0.25 (3 seeds): holds" in found.evidence
     assert "at 10:1: iglu:0.5 and relu not run" in found.evidence
 
 
@@ -510,7 +510,7 @@ def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
     assert claim(found, "IGLU gains on imbalanced").verdict == "holds"
     growing = claim(found, "IGLU's gains grow")
     assert growing.verdict == "holds"
-    assert growing.evidence.startswith("+2.10 ± 0.25 points for each tenfold ratio (3 seeds)")
+    assert growing.evidence.startswith("+2.10 ± 0.25 points per tenfold ratio (3 seeds)")
 
 
 def test_heavier_tails_are_claimed_only_with_all_networks_probed(tmp_path):

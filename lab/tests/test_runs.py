@@ -488,7 +488,7 @@ def test_a_field_is_read_as_what_the_recipe_takes(word: str, value: Any) -> None
         ("norm=1", "norm must be true or false, got 1"),
         ("color_jitter=[1]", "color_jitter must be a list of 4 numbers"),
         ("schedule=cosin", "Did you mean 'cosine'?"),
-        ("epochs", "Write field=value"),
+        ("epochs", "expected field=value"),
     ],
 )
 def test_a_field_that_cannot_be_read_says_what_it_takes(word: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The rules for sigma against "take 1": held against gains taken by hand and scipy's paired interval."""
+"""The rules for sigma compared with sigma = 1: against gains computed by hand and scipy's paired interval."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def test_a_rule_that_lost_oftener_is_worse_whatever_its_mean() -> None:
         [gain_of(11.0, 0.5), gain_of(-1.0, 0.5), gain_of(-1.0, 0.5)]
     )
     twice = [gain_of(11.0, 0.5), gain_of(-1.0, 0.5), gain_of(-1.0, 0.5)]
-    assert describe_rule(twice).endswith(": worse than it.")
+    assert describe_rule(twice).endswith("; overall worse.")
     assert describe_rule([gain_of(-9.0, 0.5), gain_of(1.0, 0.5), gain_of(1.0, 0.5)]).endswith(
-        ": not worse than it."
+        "; overall not worse."
     )
 
 
 def test_where_that_is_even_the_mean_in_spreads_of_one_run_decides() -> None:
     assert describe_rule([gain_of(1.0, 5.0, 1.0), gain_of(-3.0, 5.0, 10.0)]).endswith(
-        "+0.35 standard deviations of one run: not worse than it."
+        "+0.35 standard deviations of one run; overall not worse."
     )
-    assert describe_rule([gain_of(1.0, 5.0, 10.0), gain_of(-3.0, 5.0, 10.0)]).endswith(": worse than it.")
+    assert describe_rule([gain_of(1.0, 5.0, 10.0), gain_of(-3.0, 5.0, 10.0)]).endswith("; overall worse.")

@@ -1,4 +1,4 @@
-/* The loops for AVX-512 (F, BW, DQ, VL), FMA and F16C; empty on other processors than x86-64. */
+/* The loops for AVX-512 (F, BW, DQ, VL), FMA and F16C; empty unless the target is x86-64. */
 
 #if defined(__x86_64__)
 #define LOOPS iglu_avx512_loops

@@ -85,7 +85,7 @@ IGLU_INLINE vector a_low_avx512(argument_avx512 u, constants_avx512 k)
     return fma_avx512(k.sigma_low, u.abs_x, fms_avx512(k.sigma, u.abs_x, u.a));
 }
 
-/* Of m = min(a, t): the distance from the middle of its piece, and the index of that piece (plus 16 where a >= 1). */
+/* For m = min(a, t): the distance from the middle of its piece, and the index of that piece (plus 16 if a >= 1). */
 typedef struct {
     vector distance;
     __m512i piece;
@@ -155,7 +155,7 @@ typedef struct {
     vector first, second;
 } output_avx512;
 
-/* has_low: see rational_value_avx512.  up is 1 where the operation has none. */
+/* has_low: see rational_value_avx512.  up is 1 if the operation has none. */
 IGLU_INLINE output_avx512 compute_avx512(int operation, int family, int has_low, argument_avx512 u, vector up,
                                          vector grad, vector gg_x, constants_avx512 k, pieces value, pieces df_dx)
 {
@@ -173,7 +173,7 @@ IGLU_INLINE output_avx512 compute_avx512(int operation, int family, int has_low,
     }
 }
 
-/* Elements i to i + 15, of which the mask says which exist. */
+/* Elements i to i + 15; the mask says which of them exist. */
 #define LOAD(from) _mm512_maskz_loadu_ps(mask, from + i)
 #define STEP(MASK)                                                                                                     \
     {                                                                                                                  \
@@ -186,7 +186,7 @@ IGLU_INLINE output_avx512 compute_avx512(int operation, int family, int has_low,
             _mm512_mask_storeu_ps(second + i, mask, out.second);                                                       \
     }
 
-/* The next argument, with its division, is prepared while a result is computed, which saves a tenth of the time. */
+/* The next argument, with its division, is prepared while a result is computed, which saves 10% of the time. */
 IGLU_INLINE void loop_avx512(const iglu_span *span, int64_t n, int operation, int family, int has_low)
 {
     OPERANDS(float)
@@ -216,7 +216,7 @@ IGLU_INLINE void loop_avx512(const iglu_span *span, int64_t n, int operation, in
         loop_avx512(span, n, operation, IGLU_EXACT, 0);                                                                \
         return 1;
 
-/* Returns 0 if there is no such loop here. */
+/* Returns 0 if this file has no loop for the span. */
 static int run_avx512(const iglu_span *span, int64_t n)
 {
     const constants_f32 k = constants_at_f32(constant_arrays_of_f32(span), 0);
@@ -231,7 +231,7 @@ static int run_avx512(const iglu_span *span, int64_t n)
             loop_avx512(span, n, IGLU_VALUE, IGLU_RATIONAL, 1);
         return 1;
     }
-    if (span->sigma_grads) { /* and grad_x by the loop below, so that its bits do not depend on what is wanted */
+    if (span->sigma_grads) { /* grad_x comes from the loop below, so that its bits do not depend on sigma_grads */
         const float *x = (void *)span->data[IGLU_X], *grad = (void *)span->data[IGLU_GRAD];
         float *sigma_grads = span->sigma_grads;
         INDEPENDENT for (int64_t i = 0; i < n; i++) sigma_grads[i] = grad[i] * exact_df_dsigma_f32(x[i], k);

@@ -1,12 +1,12 @@
 /* iglu/formulas.py for one element, in one precision: the same equations, arranged for speed and an error of a few
  * units in the last place.  loops.c includes this file for float, for double and for the 16-bit types (HALF), which
- * compute in float with shorter polynomials; and all three once per instruction set.
+ * compute in float with shorter polynomials, each once per instruction set.
  *
  * Define before inclusion: REAL, the type; NAME(x), x with the suffix of the precision; HALF, 1 for the 16-bit types.
  *
  * Every function takes x and the constants k of a sigma > 0.  Notation as in formulas.py: u = sigma x, a = |u|,
  * t = 1/a, m = min(a, t), z = m^2.  "near" is the formula for a < 1, "far" the one for a >= 1.  The activation is
- * max(x, 0) - |x| tail, which is also right for -0, NaN and the infinities.  |x| is clipped where sigma |x| would
+ * max(x, 0) - |x| tail, which is also correct for -0, NaN and infinities.  |x| is clipped where sigma |x| would
  * overflow; every tail has reached its limit long before.  Comparisons are written so that a NaN propagates.
  *
  * Where a rounded intermediate result would cost accuracy, its rounding error is computed too: a "low" part is to be
@@ -80,7 +80,7 @@ IGLU_INLINE REAL NAME(exact_gate)(REAL x, CONSTANTS k)
 
 #if HALF
 
-/* The gate at -a is one rational function of b = pi a for every a up to 2^20, where the gate has become 1/b in every
+/* The gate at -a is one rational function of b = pi a for every a up to 2^20, where the gate is 1/b to the last
  * significant digit and b^5 is still far from overflow. */
 IGLU_INLINE REAL NAME(exact_value)(REAL x, CONSTANTS k)
 {

@@ -64,7 +64,7 @@ IGLU_INLINE double fused_double(double a, double b, double c)
 
 /* -- what the loops have in common ------------------------------------------------------------------------- */
 
-/* The iterations are independent, also where the result overwrites x. */
+/* The iterations are independent, also if the result overwrites x. */
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -169,7 +169,7 @@ IGLU_INLINE void store_pair(void *to, int64_t i, float even, float odd)
 #define STORE_PAIR(to) store_pair(to, i, even.to, odd.to)
 #define STORE_BFLOAT16(to) to[i] = (uint16_t)(rounded_bfloat16(out.to) >> 16)
 
-/* In pairs: both halves of a 32-bit word become floats without a shuffle. */
+/* Computes pairs of elements: both halves of a 32-bit word become floats without a shuffle. */
 IGLU_INLINE void loop_bf16(const iglu_span *span, int64_t n, int operation, int family, int has_sigma_grad,
                            int signed_sigma)
 {
@@ -226,7 +226,7 @@ static void float_to_float16(const float *from, uint16_t *to, int64_t n)
 #else
 
 /* The exponent bias changes from 15 to 127.  A subnormal gets an implicit bit that is then subtracted: no intermediate
- * float is subnormal, so it works with subnormals flushed to zero too. */
+ * float is subnormal, so this also works if subnormals are flushed to zero. */
 static void float16_to_float(const uint16_t *from, float *to, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {

@@ -43,8 +43,9 @@ enum iglu_dtype { IGLU_F32, IGLU_F64, IGLU_BF16, IGLU_F16, IGLU_DTYPES };
 
 static inline int64_t iglu_bytes(int dtype) { return dtype == IGLU_F64 ? 8 : dtype == IGLU_F32 ? 4 : 2; }
 
-/* What formulas.h needs of sigma, in the precision of the computation (float for the 16-bit types): each constant is an
- * array of one element, or of one per element of the span.  A name with _low is what its predecessor lacks. */
+/* Constants of formulas.h that depend on sigma, in the precision of the computation (float for the 16-bit types): each
+ * is an array of one element, or of one per element of the span.  A name with _low is the rounding error of its
+ * predecessor. */
 #define IGLU_EACH_CONSTANT(EACH)                                                                                       \
     EACH(sigma) EACH(sigma_low)                 /* |sigma| */                                                          \
     EACH(sigma_over_pi) EACH(sigma_over_pi_low) /* sigma/pi */                                                         \
@@ -57,13 +58,13 @@ static inline int64_t iglu_bytes(int dtype) { return dtype == IGLU_F64 ? 8 : dty
 #define IGLU_INDEX(name) IGLU_##name,
 enum iglu_constant { IGLU_EACH_CONSTANT(IGLU_INDEX) IGLU_CONSTANTS };
 
-/* Contiguous tensors of the same length, and what to do with them. */
+/* Contiguous tensors of the same length, and the operation to run on them. */
 typedef struct iglu_span {
     enum iglu_operation operation;
     enum iglu_family family;
     enum iglu_dtype dtype;
     char *data[IGLU_OPERANDS]; /* NULL: unused by the operation */
-    void *sigma_grads; /* output: what each element adds to the gradient of sigma, in that precision; NULL: unwanted */
+    void *sigma_grads; /* output: the terms of the gradient of sigma, in that precision; NULL: not needed */
     const void *constants[IGLU_CONSTANTS];
     int signed_sigma; /* 0: one sigma > 0; 1: the constants have a sigma of any sign per element */
 } iglu_span;
@@ -71,7 +72,7 @@ typedef struct iglu_span {
 /* The longest span with sigma_grads or of float16. */
 #define IGLU_CHUNK 512
 
-/* Of one instruction set. */
+/* The loops for one instruction set. */
 typedef struct iglu_loops {
     void (*run)(const iglu_span *, int64_t n);
     /* the sum of sigma_grads */

@@ -7,7 +7,7 @@
  *   double_backward(operation, gg_x, gg_up, grad, x, up, sigma, approximate, channel_dim, needs_sigma)
  *
  * See class Kernels in iglu/kernels/autograd.py for their meaning.  iglu/kernels/native.py calls set_up with what they
- * need of torch. */
+ * need from torch. */
 
 #define PY_SSIZE_T_CLEAN
 #if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
@@ -25,7 +25,7 @@
 
 #define UNUSED __attribute__((unused))
 
-/* Fewer elements take less time than releasing the GIL and taking it again. */
+/* Fewer elements take less time than releasing and reacquiring the GIL. */
 #define RELEASE_GIL_FROM 4096
 
 /* -- DLPack 1.3, by its specification ------------------------------------------------------------------------- */
@@ -50,9 +50,9 @@ typedef struct {
     void *current_stream;
 } dl_exchange;
 
-/* -- what the kernels need of torch --------------------------------------------------------------------------- */
+/* -- what the kernels need from torch ------------------------------------------------------------------------- */
 
-/* native.py passes each to set_up as a keyword. */
+/* native.py passes each of these to set_up as a keyword argument. */
 #define TORCH_API(EACH)                                                                                                \
     EACH(TENSOR, tensor) EACH(PARAMETER, parameter) /* the supported types; subclasses are not */                      \
     EACH(IS_NEGATIVE, is_negative)                  /* of a tensor: a view with the sign bit flipped */                \
@@ -115,8 +115,8 @@ static int is_true(PyObject *result)
     return truth;
 }
 
-/* Whether no mode or tracer of torch must see the call, and no dual number may take part.  (A tensor that torch.func
- * wraps is recognized by its missing memory; one that it does not wrap is an ordinary tensor.) */
+/* Whether no mode or tracer of torch must see the call, and forward-mode differentiation is inactive.  (A tensor that
+ * torch.func wraps is recognized by its missing memory; one that it does not wrap is an ordinary tensor.) */
 static int is_plain_eager(void)
 {
     if (exchange == NULL)
@@ -254,7 +254,7 @@ static int read_number(PyObject *object, const tensor *x, double *out)
     return *out > 0 && *out <= (x->dtype == IGLU_F64 ? DBL_MAX : FLT_MAX);
 }
 
-/* The dimension of the channels.  None is the last of at most two; Python raises the error for more. */
+/* The channel dimension.  None means the last of at most two; for more, Python raises the error. */
 static int read_channel_dim(PyObject *object, const tensor *x, int64_t channels, int *out)
 {
     if (object == Py_None && x->dimensions > 2)
@@ -336,13 +336,13 @@ static int halve(tensor *t)
     return 1;
 }
 
-/* A tensor of the shape and dtype of x. */
+/* A tensor with the shape and dtype of x. */
 static int read_alike(PyObject *object, const request *r, tensor *out)
 {
     return read_tensor(object, out) && is_like(out, &r->x, r->x.dtype);
 }
 
-/* The other half of a gated pair; None otherwise. */
+/* The other half of a gated pair; for other operations it must be None. */
 static int read_up(PyObject *up, request *r)
 {
     if (!r->is_packed)
@@ -392,7 +392,7 @@ static int is_dense(const tensor *t)
 }
 
 /* torch.empty_like of `like`, whose memory is `at`, in this dtype; `out` is the memory of the result.  NULL with an
- * error set; None, and `out` is not to be used, if the result has no such memory (it is wrapped by a transform). */
+ * error set; None, and `out` is invalid, if the memory of the result is not accessible (a transform wraps it). */
 static PyObject *empty_like(PyObject *like, const tensor *at, int dtype, tensor *out)
 {
     PyObject *result = NULL;
@@ -472,7 +472,7 @@ static PyObject *compute(request *r, PyObject *x, PyObject *out)
     return result;
 }
 
-/* The same, with the name of the operation in the profile. */
+/* compute(), with the name of the operation in the profile. */
 static PyObject *compute_profiled(request *r, PyObject *operation, PyObject *x, PyObject *out)
 {
     PyObject *name = PyUnicode_FromFormat("iglu::%U", operation);
@@ -555,7 +555,7 @@ static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *
             set_operand(r, operand++, &made_at);
         }
     }
-    /* Every result of the loops has its memory. */
+    /* Every result of the loops has memory. */
     assert(!is_complete || operand == IGLU_FIRST + 1 + (r->operation == GLU) + (grad != NULL));
     if (is_complete && needs_sigma) {
         sums = empty_like(r->sigma.object, &r->sigma.at, IGLU_F64, &made_at);
@@ -575,7 +575,7 @@ static PyObject *gradients(request *r, int loops, PyObject *grad, const tensor *
     return none_unless_error();
 }
 
-/* gg_x and gg_up, which are the halves of gg_x where x is packed. */
+/* gg_x and gg_up; if x is packed, they are the halves of gg_x. */
 static int read_grad_grads(PyObject *gg_x, PyObject *gg_up, request *r)
 {
     tensor first, second;

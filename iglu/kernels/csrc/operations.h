@@ -9,11 +9,11 @@
 #include "formulas.h"
 
 typedef struct {
-    REAL x, up, grad, gg_x, gg_up; /* as IGLU_X ...; up is 1 and others are 0 where the operation has none */
+    REAL x, up, grad, gg_x, gg_up; /* as IGLU_X, ...; if the operation has none, up is 1 and others are 0 */
 } NAME(input);
 
 typedef struct {
-    REAL first, second, third, sigma_grad; /* as IGLU_FIRST ...; the contribution to the gradient of sigma */
+    REAL first, second, third, sigma_grad; /* as IGLU_FIRST, ...; the term of the gradient of sigma */
 } NAME(output);
 
 /* The constants of element i.  The pointers are copied, since a store through `span` could change them. */
@@ -52,7 +52,7 @@ IGLU_INLINE REAL NAME(signed_dgate_dsigma)(REAL x, CONSTANTS k, int family, int 
     return signed_sigma && k.sigma == 0 ? at_zero : result;
 }
 
-/* `through` is the product of everything that a derivative of f is multiplied with. */
+/* `through` is the product of all factors of a derivative of f. */
 IGLU_INLINE NAME(output) NAME(compute)(int operation, int family, NAME(input) in, CONSTANTS k, int signed_sigma)
 {
     const REAL x = TIMES_SIGN(in.x);

@@ -14,7 +14,7 @@
 #include <cpuid.h>
 #endif
 
-/* Elements per thread, at least: starting a thread takes about 2 us. */
+/* Minimum number of elements per thread: starting a thread takes about 2 us. */
 #define GRAIN 16384
 /* Elements per partial sum of the gradient of sigma. */
 #define BLOCK 4096
@@ -81,7 +81,7 @@ void iglu_set_parallel_for(iglu_parallel_for *function) { parallel_for = functio
 
 /* -- sigma ---------------------------------------------------------------------------------------------------- */
 
-/* NaN if the value is. */
+/* NaN if the value is NaN. */
 static double at_most(double limit, double value) { return value > limit ? limit : value; }
 
 /* An infinite sigma is the largest finite one with a floor of 0: ReLU.  Every NaN becomes the default one, whose lower
@@ -129,8 +129,8 @@ typedef struct {
     int64_t element_step[IGLU_OPERANDS]; /* from one element of a row to the next */
     int64_t longest_span;
 
-    /* In that order the elements are (outer, channels, inner).  Either every `run` elements have the same sigma; or the
-     * constants hold one per element, of a pattern that repeats after `period` elements. */
+    /* In this order the elements are (outer, channels, inner).  Either every `run` elements have the same sigma; or the
+     * constants hold one per element, in a pattern that repeats after `period` elements. */
     int64_t channels, inner;
     int64_t run, period;
     char *constants[IGLU_CONSTANTS];
@@ -140,7 +140,7 @@ typedef struct {
     int64_t stretch, unit, units, sums_count;
     double *sums;
     int grad_is_one_value;
-    double grads[IGLU_CHUNK]; /* that value, repeated */
+    double grads[IGLU_CHUNK]; /* this one value, repeated */
 } job;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -299,7 +299,7 @@ static void run_elements(int64_t begin, int64_t end, void *context)
     }
 }
 
-/* Unit by unit, so that spans begin at the same elements for any number of threads. */
+/* Runs unit by unit, so that spans begin at the same elements for any number of threads. */
 static void run_units(int64_t begin, int64_t end, void *context)
 {
     const job *j = context;

@@ -19,7 +19,7 @@ typedef struct iglu_call {
     char *data[IGLU_OPERANDS]; /* NULL: unused by the operation */
     int64_t strides[IGLU_OPERANDS][IGLU_MAX_DIMENSIONS];
 
-    /* sigma may be any number.  If `sigmas` is not NULL: one per channel along channel_dimension. */
+    /* sigma may be any number.  If `sigmas` is not NULL, it has one per channel along channel_dimension. */
     double sigma;
     const double *sigmas;
     int channel_dimension;
@@ -38,9 +38,9 @@ int iglu_run(const iglu_call *);
 
 /* The instruction set in use: "baseline", "avx2" or "avx512". */
 const char *iglu_capability(void);
-/* Returns 0, or -1 if the name is unknown or this processor does not support it. */
+/* Uses an instruction set.  Returns 0, or -1 if the name is unknown or this processor does not support it. */
 int iglu_use(const char *name);
-/* The best supported one, limited by ATEN_CPU_CAPABILITY (default, avx2, avx512), which limits torch too. */
+/* Uses the best supported one, limited by ATEN_CPU_CAPABILITY (default, avx2, avx512), which limits torch too. */
 void iglu_use_best(void);
 /* NULL: single-threaded. */
 void iglu_set_parallel_for(iglu_parallel_for *);

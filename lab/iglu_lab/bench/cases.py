@@ -1,6 +1,6 @@
 """The benchmark cases: each activation as a Python statement and the names it uses.
 
-A statement has no call overhead of a wrapper, and the results can quote exactly what was timed.
+A statement avoids the call overhead of a wrapper, and the results quote exactly what was timed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OURS = {
     "iglu": ("iglu", "none"),
     "iglu_approx": ("iglu", "rational"),
 }
-# The sigma that is timed if a name does not state one, and that of all stored rows of such names: the one of
-# the paper's Table 1.  (The time does not depend on it.)
+# The sigma of names that do not state one, also in all stored rows: the value of the paper's Table 1.  (The
+# time does not depend on it.)
 SIGMA = 1.0
 
-# Composed of ours.
+# Built on our functions.
 _BUILT_ON_OURS = ("atlu", "xatlu")
 
 # The shortest public call of torch's own functions; the others are called through module.forward.

@@ -102,7 +102,7 @@ def _bars(
     summary: Callable[[Timing], Mapping[str, float]],
     names: tuple[str, ...],
 ) -> Panel:
-    """A bar to the median of each row, from its place on the vertical axis; a line over the quantiles."""
+    """One bar per row up to its median, and a line over its quantiles."""
     lines = []
     for place, row in rows.items():
         found = summary(row)

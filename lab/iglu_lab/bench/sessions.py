@@ -67,7 +67,7 @@ def grouped(rows: Iterable[Timing], kind: str, *fields: str) -> dict[tuple[Any, 
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Never overwrite measurements."""
+    """Raise UserError if the file exists: measurements are never overwritten."""
     if path.exists():
         raise UserError(f"{path} already exists: remove it, or choose another --out")
 
@@ -89,7 +89,7 @@ _KIND_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def read_session(path: Path, problems: list[str]) -> Session:
-    """Read a session; a UserError if it is not a file of ``iglu bench``.  Invalid rows are left out and
+    """Read a session; raise UserError if it is not a file of ``iglu bench``.  Invalid rows are skipped and
     counted in ``problems``."""
     body = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(body, dict) or not isinstance(body.get("rows"), list):

@@ -1,8 +1,8 @@
 """Compare the ratios of two sessions, to detect slowdowns.
 
-Times of two sessions are not comparable: the load or the machine may differ.  Ratios are, since both cases of
-a round ran under the same conditions.  A ratio has changed if each median is outside the 20% to 80% quantile
-range of the other session.
+Times of two sessions are not comparable: the load or the machine may differ.  Ratios are comparable, since
+both cases of a round ran under the same conditions.  A ratio has changed if each median is outside the 20% to
+80% quantile range of the other session.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from iglu_lab.bench.timing import PASS_LABELS, where_of
 
 Quantiles = Mapping[str, float]
 
-# The fields that identify a measurement; one that a kind of row lacks is None.
+# The fields that identify a measurement; None if a kind of row does not have the field.
 _SAME = ("kind", "activation", "kernel", "device", "dtype", "threads", "elements", "pass", "model")
 
 

@@ -4,8 +4,8 @@ Each activation has its own copy of the model and gets the same input.  Steps ar
 the calls of :mod:`iglu_lab.bench.timing`.  Memory:
 
 - *kept*: the distinct tensors that autograd saves for the backward pass, without parameters;
-- *peak*: the maximum allocated during one step, by torch's allocator, without parameters and optimizer
-  state, which existed before.
+- *peak*: the maximum memory of torch's allocator during one step, without parameters and optimizer state,
+  which were allocated before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from iglu_lab.models.resnet import resnet20
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model with its input; ``loss`` of (output, target)."""
+    """A model with its input; ``loss`` takes (output, target)."""
 
     name: str
     label: str

@@ -25,7 +25,7 @@ from iglu_lab.stats.comparison import counted
 Block = Callable[[int], float]
 """Runs this many calls and returns the mean seconds per call."""
 
-# A shorter block mostly measures the clock.  A longer one than a time slice of the scheduler is always
+# A shorter block mostly measures the clock.  A block longer than a time slice of the scheduler is always
 # interrupted on a shared machine.  All blocks have similar lengths, so that slow cases are not interrupted
 # more often than fast ones.
 SHORTEST_BLOCK, LONGEST_BLOCK = 0.2e-3, 1e-3
@@ -73,7 +73,7 @@ class Timed:
     seconds: list[float] = field(default_factory=list)
 
     def ratio(self, reference: Timed) -> dict[str, float]:
-        """The time relative to the reference, within each round; the last one may be incomplete."""
+        """The time relative to the reference, within each round; the last round may be incomplete."""
         pairs = zip(self.seconds, reference.seconds, strict=False)
         return quantiles([mine / other for mine, other in pairs])
 

@@ -104,7 +104,7 @@ def _measured_lines(table: Table) -> Table:
 
 # -- Table 1 ---------------------------------------------------------------------------------------
 
-# paper's column -> heading, kind of device, the passes that fill it: the first that was measured
+# column of the paper -> heading, kind of device, passes: the first that was measured is shown
 _TIMED = {
     "cpu_forward": ("CPU forward", "cpu", ("forward",)),
     "cpu_backward": ("CPU backward", "cpu", ("loss_backward", "backward")),
@@ -158,8 +158,8 @@ def table1(sessions: Sequence[Session]) -> Table:
         "rounds of the ratio within a round, and its 20% to 80% quantile range. The paper used other "
         f"hardware and software ({paper.paper()['table1']['setup']}), so compare the order within a "
         "column. Backward as in the paper: loss.backward() of a sum. The paper timed the direct formulas.",
-        "Bold is the fastest and underlined the second of the form x g(x), as in the paper, only where the "
-        "95% interval of the median ratio to the next in rank excludes 1.",
+        "Of the activations of the form x g(x), the fastest is bold and the second underlined, as in the "
+        "paper, but only if the 95% interval of the median ratio to the next in rank excludes 1.",
     ]
     notes += [
         f"{'CPU' if device == 'cpu' else 'GPU'} rows: {shown(session.path)}; {session.origin}"

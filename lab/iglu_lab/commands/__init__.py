@@ -1,1 +1,1 @@
-"""The commands of the lab, one a file: its flags and what it prints."""
+"""The commands of the lab, one per file: flags and output."""

@@ -71,7 +71,7 @@ class BenchFlags(ExtensionFlags):
     pairs: bool = True
     """Include the gated pairs, iglu_glu and silu(x) * up."""
     compile: bool = False
-    """Include torch.compile of ours, the direct formulas, ReLU, GELU and SiLU (slow)."""
+    """Include compiled versions of our activations, the direct formulas, ReLU, GELU and SiLU (slow)."""
     rounds: int = 100
     """Number of interleaved rounds; ratios are medians over rounds."""
     iterations: int = 1_000
@@ -87,7 +87,7 @@ class BenchFlags(ExtensionFlags):
     pictures: bool = True
     """Write plots."""
     markdown: Path | None = None
-    """Markdown file in which to replace a section by the tables and this command."""
+    """Markdown file in which a section is replaced with the tables and this command."""
     section: str = "paper"
     """Name of the section, between <!-- bench:NAME --> and <!-- /bench:NAME -->."""
 
@@ -104,7 +104,7 @@ class BenchFlags(ExtensionFlags):
         for device in self.devices:
             _check_device(device)
         if self.markdown is not None:
-            find_section(self.markdown, self.section)  # before an hour of measuring
+            find_section(self.markdown, self.section)  # fail before measuring
 
     def earlier(self) -> Session | None:
         """The session of --against."""
@@ -318,7 +318,7 @@ def find_section(path: Path, section: str) -> re.Match[str]:
     found = re.search(f"({re.escape(begin)}).*?({re.escape(end)})", document, re.DOTALL)
     if found is None:
         known = ", ".join(re.findall(r"<!-- bench:(\S+) -->", document)) or "none"
-        raise UserError(f"{path} has no section {section!r}, from {begin} to {end}. Sections there: {known}.")
+        raise UserError(f"{path} has no section {section!r}, from {begin} to {end}. Its sections: {known}.")
     return found
 
 

@@ -30,39 +30,39 @@ class CompareFlags(ExtensionFlags):
     as a JSON line or writes them to the file named in IGLU_RESULT.
 
     Exit status: 0 all runs are done (diverged ones included), 1 some failed, 2 invalid input, 130 Ctrl-C. The
-    same command resumes, also with more seeds or activations. What is not given is taken from plan.toml in
-    the output directory."""
+    same command resumes, also with more seeds or activations. Options that are not given are taken from
+    plan.toml in the output directory."""
 
     function: Annotated[
         str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODULE:FUNCTION | -- COMMAND")
     ] = None
-    """The function, such as mypackage.train:run, also from the current folder."""
+    """The function, such as mypackage.train:run. The current folder is searched too."""
     activations: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...")] = None
     """Activations, the reference first: relu gelu iglu:5 ..."""
     seeds: int | None = None
     """Number of seeds, starting at 0. If not given: 5. Verdicts need at least 3."""
     margin: float | None = None
-    """A difference smaller than this does not matter, in units of the metric: needed for equivalence."""
+    """Largest difference that does not matter, in units of the metric. Required for equivalence."""
     metric: str | None = None
     """The metric to compare by, if the function returns several."""
     lower_is_better: bool | None = None
     """Whether a smaller metric is better. If not given: for names such as loss, error and perplexity."""
     looks: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N ...")] = None
-    """Numbers of seeds at which there are verdicts already. Each look has a share of the 5%."""
+    """Numbers of seeds at which to give interim verdicts. The looks share the significance level of 5%."""
     spending: Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="LEVEL ...")] = None
-    """The level of each look, together at most 0.05. If not given: equal shares."""
+    """Significance level of each look, at most 0.05 in total. If not given: equal shares."""
     pilot: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Run N seeds of the reference alone, print their standard deviation and the seeds needed, and exit."""
+    """Run N seeds of the reference only, print their standard deviation and the seeds needed, and exit."""
     show: bool = False
-    """Judge the runs that are in the output directory, and exit."""
+    """Judge the existing runs in the output directory, and exit."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("compare")
     """Output directory."""
     jobs: int = 1
     """Number of parallel runs on this machine."""
     threads: int | None = None
-    """CPU threads per run. If not given: the cores divided by --jobs. A function of a notebook has 1."""
+    """CPU threads per run. If not given: the cores divided by --jobs. Functions of a notebook use 1."""
     run_time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
-    """Time limit per run. A run that exceeds it has failed."""
+    """Time limit per run. A run that exceeds it counts as failed."""
     gpus: float | None = None
     """GPUs per run. If not given: one per job on this machine if it has any, none on Ray."""
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
@@ -70,7 +70,7 @@ class CompareFlags(ExtensionFlags):
     retries: int = 3
     """Ray: retries of a run whose worker or node dies."""
     allow_unchanged: bool = False
-    """Accept runs that never used their activation: for functions that build it in a way of their own."""
+    """Accept runs that never used their activation, for functions that build the activation themselves."""
 
 
 def main(argv: list[str]) -> int:

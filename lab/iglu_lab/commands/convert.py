@@ -55,10 +55,10 @@ class Flags(ExtensionFlags):
     model: Annotated[str, tyro.conf.Positional]
     """hf:FOLDER for a saved transformers model, or the folder of a run of the lab."""
     to: str
-    """New activation: a name (relu, iglu:5 ...), or iglu:nearest or iglu_approx:nearest, which use for each
-    layer the closest sigma."""
+    """New activation: a name (relu, iglu:5 ...), or iglu:nearest or iglu_approx:nearest, which use the
+    closest sigma for each layer."""
     out: Path
-    """Output directory, which must not exist or be empty."""
+    """Output directory: a new or an empty one."""
     text: Path | None = None
     """Text file, for hf: its first half is for calibration, the rest for evaluation."""
     data: str | None = None
@@ -166,7 +166,7 @@ def _check_reload(converted: nn.Module, reloaded: nn.Module, batch: dict[str, Te
     torch.testing.assert_close(
         reloaded(**batch)[0],
         converted(**batch)[0],
-        msg=lambda text: f"the saved model gives other outputs: {text}",
+        msg=lambda text: f"the outputs of the saved model differ: {text}",
     )
 
 
@@ -217,10 +217,10 @@ def convert(source: Source, flags: Flags) -> Converted:
 
     original = source.evaluate(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of configs that cannot express it: an error below
+        warnings.simplefilter("ignore", UserWarning)  # the config cannot express it: an error below
         alone = do()
         if all(each.old == each.new for each in alone.replaced):
-            raise UserError(f"--to {flags.to}: the model already has it")
+            raise UserError(f"--to {flags.to}: the model already uses this activation")
         swapped = source.evaluate(model)
         alone.undo()
         done, record = swap_and_recalibrate(do, model, source.batches, flags.method)
@@ -251,8 +251,8 @@ def _names(model: nn.Module, batches: list[Any], to: str) -> dict[str, str]:
 
 
 def _swap(model: nn.Module, activations: dict[str, str]) -> Swap:
-    """A config can express one activation for all layers, not several sigmas.  Those are saved as learnable
-    sigmas among the weights."""
+    """Swap the activations.  A config can express only one activation for all layers, so several sigmas
+    become learnable, which saves them with the weights."""
     names = list(activations.values())
     if len(set(names)) == 1:
         return swap(model, names[0], only=list(activations))

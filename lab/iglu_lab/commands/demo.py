@@ -1,4 +1,4 @@
-"""``iglu demo``: accuracy and speed of the library, then small models trained over several seeds on installed
+"""``iglu demo``: accuracy and speed of the library, then small models trained over several seeds on bundled
 data, with means and intervals.  No download, under four minutes.
 """
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     summary = summarize_demo(runs)
     for table in summary_tables(summary, REFERENCES):
         console.print(terminal(table))
-    console.say("ResNet-8 and a small GPT-2. Few-shot: classes of fewer than 20 training images.")
+    console.say("ResNet-8 and a small GPT-2. Few-shot: classes with fewer than 20 training images.")
     measured = {"accuracy": accuracy, "speed": speed, "training": [summary_row(row) for row in summary]}
     write_json(flags.out / "demo.json", {**measured, "provenance": provenance.collect()})
     console.say(f"Wrote {flags.out}/demo.json and {len(runs)} runs, one folder each.")
@@ -121,7 +121,7 @@ def accuracy_table(rows: Sequence[dict[str, Any]]) -> Table:
                     *(Cell(f"{error:.1e}", error) for error in errors),
                 )
             )
-    names = ("", "", "negative gradient from", "its worst error", "error of the value")
+    names = ("", "", "negative gradient from", "worst error of the gradient", "of the value")
     tones: tuple[Tone, ...] = ("", "quiet") * len(rows)
     return Table.of("accuracy", "", names, lines, (), tones)
 

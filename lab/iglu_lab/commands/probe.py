@@ -46,16 +46,16 @@ class ProbeFlags(ExtensionFlags):
     """Measure the tails of a model's pre-activations and suggest sigma."""
 
     targets: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Folders of runs, hf:FOLDER for a saved transformers model, or package.module:make_model, a function of
-    yours, also in the current folder."""
+    """Folders of runs, hf:FOLDER for a saved transformers model, or package.module:make_model, your own
+    function; the current folder is searched too."""
     data: str | None = None
     """For a run, the folder of the data; otherwise package.module:make_batches, which returns the batches."""
     text: Path | None = None
-    """For hf: a text file, which is tokenized by the model's own tokenizer."""
+    """For hf: a text file, which is tokenized with the model's own tokenizer."""
     batches: int = 8
     """Number of batches."""
     k: int | None = None
-    """Number of largest values per layer for the tail index; by default 1% of the values, below --keep."""
+    """Number of largest values per layer for the tail index. If not given: 1% of the values, below --keep."""
     keep: int = 2048
     """Number of largest values per layer to keep."""
     rule: Literal["scaled", "regimes", "nearest"] = "scaled"
@@ -63,7 +63,7 @@ class ProbeFlags(ExtensionFlags):
     training: bool = False
     """Run the model in training mode."""
     out: Path = Path("runs/probe")
-    """Output folder: one folder per model, with probe.json and pictures.  Runs that have one are skipped."""
+    """Output folder, with one folder per model for probe.json and pictures.  Probed runs are skipped."""
     pictures: bool = True
     """Draw pictures."""
 
@@ -79,7 +79,7 @@ class ProbeFlags(ExtensionFlags):
             raise UserError(f"--text {self.text} does not exist or is not a file")
 
     def path(self, name: str) -> Path:
-        """The result of the model of this name."""
+        """The path of the result for the model of this name."""
         return self.out / name / PROBE_FILE
 
 
@@ -135,7 +135,7 @@ def _named(text: str) -> Callable[..., Any]:
         raise UserError(f"Expected package.module:function, got {text!r}")
     found: Callable[..., Any] | None = getattr(import_named(module), name, None)
     if not callable(found):
-        raise UserError(f"The module {module!r} has no {name!r} that can be called")
+        raise UserError(f"The module {module!r} has no callable {name!r}")
     return found
 
 
@@ -147,7 +147,7 @@ def _runs(folder: Path, flags: ProbeFlags) -> Iterator[Target]:
         print(f"iglu probe: skipped: {problem}", file=sys.stderr)
     done = [run for run in runs if flags.path(run.name).exists()]
     if done:
-        print(f"iglu probe: {len(done)} were probed before, in {flags.out}, and are skipped")
+        print(f"iglu probe: skipped: {len(done)} of {len(runs)} runs, already probed in {flags.out}")
     is_any_trained = bool(done)
     for run in runs:
         if run in done:
@@ -178,7 +178,7 @@ def _saved_transformer(target: str, flags: ProbeFlags) -> Target:
         generator = torch.Generator().manual_seed(0)
         vocabulary = model.config.get_text_config().vocab_size
         tokens = torch.randint(vocabulary, (flags.batches, 16, length), generator=generator)
-        note = "probed on random tokens, whose tails are not those of real text; give --text or --data"
+        note = "probed on random tokens, whose tails differ from those of real text; pass --text or --data"
         return Target(name, model, [{"input_ids": batch} for batch in tokens], note=note)
     rows = token_rows(folder, flags.text, length)
     return Target(name, model, [{"input_ids": batch} for batch in torch.split(rows, 16)])
@@ -189,7 +189,7 @@ def examine(target: Target, flags: ProbeFlags, console: Terminal) -> tuple[Tails
     batches = iter(target.batches)
     start = list(itertools.islice(batches, 1))
     if not start:
-        raise UserError(f"There are no batches for {target.name}")
+        raise UserError(f"No batches for {target.name}")
     keep = max(flags.keep, _PAPER_K + 1)
     first = probe(target.model, start, k=_PAPER_K, keep=keep, training=flags.training)
     chosen = itertools.chain(start, itertools.islice(batches, flags.batches - 1))
@@ -206,7 +206,7 @@ def examine(target: Target, flags: ProbeFlags, console: Terminal) -> tuple[Tails
 def _suggestion(found: Probe, rule: str) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its notes say it too
+            warnings.simplefilter("ignore")  # the notes repeat it
             return repr(found.suggest_sigma(rule))
     except ValueError as error:
         return str(error)
@@ -221,16 +221,18 @@ def main(argv: list[str]) -> int:
     is_rule_due = False
     for target in targets(flags):
         path = flags.path(target.name)
-        found, whole = examine(target, flags, console)
+        found, full_probe = examine(target, flags, console)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found.body)
-        written = [path, *(pictures.draw(whole, flags.rule, path.parent) if flags.pictures else [])]
+        written = [path, *(pictures.draw(full_probe, flags.rule, path.parent) if flags.pictures else [])]
         if target.is_one_of_many:
             is_rule_due = True
-            console.say(_suggestion(whole, flags.rule).partition("\n")[0].replace("Suggestion", target.name))
+            console.say(
+                _suggestion(full_probe, flags.rule).partition("\n")[0].replace("Suggestion", target.name)
+            )
         else:
             console.print(terminal(layer_table(found, "layers")))
-            console.say(_suggestion(whole, flags.rule))
+            console.say(_suggestion(full_probe, flags.rule))
         if target.note:
             console.say(f"{target.name}: {target.note}")
         for each in written:
@@ -241,5 +243,5 @@ def main(argv: list[str]) -> int:
     if everything:
         title = "Hill's alpha, mean over layers, as in the paper and over all batches"
         console.print(terminal(networks_table(everything, title)))
-    console.say(f"Compared with the paper's Table 5: iglu report {flags.out}", "dim")
+    console.say(f"To compare with the paper's Table 5: iglu report {flags.out}", "dim")
     return 0

@@ -38,12 +38,12 @@ class RunsFlags(ExtensionFlags):
     """List, filter and compare the runs of a folder."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|FILE.jsonl")]
-    """Folder with runs in it, at any depth, or a file of recorded ones."""
+    """Folder with runs at any depth, or an archive of recorded runs."""
     filter: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Activations (iglu matches every sigma), recipes, or field=value such as ratio=100 or seed=3.  Filters
-    of the same kind are OR-ed, different kinds are AND-ed.  ReLU and GELU are still compared with."""
+    of the same kind are OR-ed, different kinds are AND-ed.  ReLU and GELU remain as baselines."""
     grid: Annotated[str | None, tyro.conf.arg(metavar="TABLE|FILE.toml")] = None
-    """Only the runs of this grid, by the name or file that iglu sweep takes."""
+    """Only the runs of this grid: a name or file, as for iglu sweep."""
     status: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORD ...")] = ()
     """Only runs of this status: finished, stopped, diverged, unfinished."""
     metric: str | None = None
@@ -79,8 +79,8 @@ def main(argv: list[str]) -> int:
 
 
 def _read(flags: RunsFlags) -> tuple[list[Run], list[str], str]:
-    """The runs of the folder, or those that belong to a grid, what could not be read, and why the plan of the
-    grid allows no look at them."""
+    """The runs of the folder (with a grid: those of the grid), the problems found, and why the plan of the
+    grid does not allow their numbers to be shown; empty if it does."""
     if not flags.folder.exists():
         raise missing(flags.folder)
     runs, problems = read_runs(flags.folder)
@@ -154,8 +154,8 @@ def _show(runs: Sequence[Run], rows: Sequence[Summary], flags: RunsFlags) -> Non
             console.say(f"diverged: {label}: {run.message}")
     left = sum(not run.is_complete and run.status != "diverged" for run in runs)
     if left:
-        console.say(f"{left} of {len(runs)} runs are incomplete and left out of the means.")
-    console.say(f"Compared with the paper, with figures and a page: iglu report {flags.folder}", "dim")
+        console.say(f"{left} of {len(runs)} runs are incomplete and excluded from the means.")
+    console.say(f"To compare with the paper, with figures and a page: iglu report {flags.folder}", "dim")
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
@@ -171,13 +171,13 @@ def runs_table(runs: Sequence[Run]) -> Table:
         done = Cell(f"{len(run.history)}/{recipe.last_epoch}", len(run.history))
         words = (run.status, setting_label(recipe), recipe.activation, recipe.seed)
         rows.append((*words, done, *shown, Cell(format_duration(run.seconds), run.seconds)))
-    note = "best*: the best epoch on the test set itself, so too optimistic"
+    note = "best*: the best epoch, selected on the test set and therefore too optimistic"
     tones: list[Tone] = ["" if run.status == "finished" else "quiet" for run in runs]
     return Table.of("runs", counted(len(runs), "run"), names, rows, [note], tones)
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """A run as one flat row for JSON and CSV; None for what it does not have yet."""
+    """A run as one flat row for JSON and CSV; None for missing values."""
     recipe, has_epochs = run.recipe, bool(run.evaluated)
     return {
         "status": run.status,

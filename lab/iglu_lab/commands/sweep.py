@@ -44,7 +44,7 @@ class SweepFlags(ExtensionFlags):
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FILE.toml")]
     """table2, table3, table4, table5, or a TOML file with recipes, activations, seeds and recipe fields."""
     seeds: int | None = None
-    """Number of seeds, starting at 0. If not given: those of the file, or 5."""
+    """Number of seeds, starting at 0. If not given: the seeds of the file, or 5."""
     epochs: int | None = None
     """Number of epochs. If not given: the recipe's."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILTER ...")] = ()
@@ -61,7 +61,7 @@ class SweepFlags(ExtensionFlags):
     threads: int | None = None
     """CPU threads per run. If not given: 1, or the file's. The last digits of the results depend on it."""
     tails_every: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Log the tail index of each layer every N epochs, and after the last."""
+    """Log the tail index of each layer every N epochs, and after the last epoch."""
     time_limit: Annotated[str | None, tyro.conf.arg(metavar="2h|90m|30s")] = None
     """Stop after this time. Running runs save a checkpoint after their current step."""
     known: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR|FILE.jsonl ...")] = ()
@@ -80,7 +80,7 @@ class SweepFlags(ExtensionFlags):
 
 @dataclass
 class StopCondition:
-    """A signal, or the time limit in seconds."""
+    """Stop on a signal, or after ``limit`` seconds."""
 
     limit: float | None
     signal: StopOnSignal
@@ -115,7 +115,7 @@ def read_time(text: str, flag: str = "--time-limit") -> float:
 
 
 def chosen_runs(flags: SweepFlags) -> tuple[Grid, list[Recipe]]:
-    """The grid, and those of its runs that are selected by the flags."""
+    """The grid, and its runs that the flags select."""
     check_least(flags, jobs=1, retries=0, gpus=0)
     if flags.data is not None and not flags.data.expanduser().is_dir():
         raise UserError(f"--data {flags.data} is not a folder")
@@ -230,7 +230,7 @@ def _conclude(
     stop: StopCondition,
     console: Terminal,
 ) -> int:
-    """Show means unless they are sealed, failures and what remains; return the exit status."""
+    """Show the means (unless sealed), the failures and the remaining runs; return the exit status."""
     for table in [] if sealed else summary_tables(summarize(found.done)):
         console.print(terminal(table))
     for run in found.done:

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         description=f"Train {argv[0]}. The same command resumes an interrupted run.",
     )  # fmt: skip
     check_writable(flags.out)
-    # With several processes, only the first one has observers that learn of the start.
+    # With several processes, only the first one calls observers, so the others would stay idle.
     with StopOnSignal(is_idle="LOCAL_RANK" not in os.environ).installed() as stop:
         board = [TensorBoard()] if flags.tensorboard else []
         observers = [Display(), *board, *tail_observers(flags.recipe), stop]

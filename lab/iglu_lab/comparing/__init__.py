@@ -1,4 +1,4 @@
-"""``iglu compare``: would another activation help this model?  Of any training code, over paired seeds.
+"""``iglu compare``: compare activations in any training code, over paired seeds.
 
-plan (written first) -> worker (one run per process) -> log (a line per finished run) -> judge -> output.
+plan (written first) -> worker (one run per process) -> log (one line per finished run) -> judge -> output.
 """

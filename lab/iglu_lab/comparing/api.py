@@ -40,8 +40,8 @@ from iglu_lab.sweep.pool import PoolObserver, Progress, Report, run_pool
 
 FAILURES = "failures"  # folder of tracebacks
 PILOT = "pilot.jsonl"
-PILOT_SEED = 1_000_000  # the first: pilot runs share no seed with the comparison
-_FOLLOWERS = {
+PILOT_SEED = 1_000_000  # the first seed of a pilot, which shares no seed with the comparison
+_DEPENDENT_FIELDS = {
     "seeds": ("looks", "spending"), "metric": ("lower_is_better",), "activations": ("reference",),
 }  # fmt: skip
 
@@ -82,25 +82,25 @@ def compare(
 ) -> CompareResult:
     """Train with each activation over several seeds, and judge the differences to the first one.
 
-    The same call resumes an interrupted comparison; more seeds or activations extend it.  All that is None is
-    taken from the plan in ``out``, if there is one.
+    The same call resumes an interrupted comparison; more seeds or activations extend it.  Arguments that are
+    None are taken from the plan in ``out``, if there is one.
 
     Args:
         work: A function of ``activation`` and ``seed`` that returns a number or a dict of metrics, or yields
-            one dict per epoch; ``"module:name"`` of one; or the words of a command, which reads the
+            one dict per epoch; its ``"module:name"``; or the words of a command, which reads the
             environment variables IGLU_ACTIVATION and IGLU_SEED.
         activations: Names such as ``"iglu:5"``, the reference first.
-        seeds: Their number, from 0; 5 if None.  Verdicts need at least 3.
-        margin: A difference smaller than this does not matter, in units of the metric.
+        seeds: Number of seeds, starting at 0; 5 if None.  Verdicts need at least 3.
+        margin: Largest difference that does not matter, in units of the metric.
         metric: The key of the dict by which activations are compared.
-        lower_is_better: If None: for names such as loss, error and perplexity.
-        looks: Numbers of seeds at which there are verdicts already; the 5% is divided among them.
-        spending: The level of each look; an equal share if None.
+        lower_is_better: If None, true for names such as loss, error and perplexity.
+        looks: Numbers of seeds at which to give interim verdicts; they share the significance level of 5%.
+        spending: Significance level of each look; equal shares if None.
         out: Output directory.
         jobs: Number of parallel runs.
         threads: CPU threads per run; if None, the cores divided by ``jobs``.
         time_limit: Seconds per run.
-        gpus: GPUs per run; if None, one if there is one.
+        gpus: GPUs per run; if None, one if available.
         ray: Address of a Ray cluster.
         allow_unchanged: Accept runs that never used their activation.
         progress: Print a line when a run starts and ends.
@@ -118,7 +118,7 @@ def compare(
 def run_comparison(
     work: Callable[..., Any] | str | Sequence[str], given: dict[str, Any], out: Path, options: Options
 ) -> CompareResult:
-    """Run what is missing, judge what is there, and write everything to ``out``."""
+    """Run the missing jobs, judge the results, and write all files to ``out``."""
     source = _source(work)
     _check_folder(out)
     with lock_run(out):
@@ -132,17 +132,17 @@ def run_comparison(
 
 
 def _plan(source: _Source, given: dict[str, Any], out: Path) -> Plan:
-    """The plan in ``out`` with what is given, without the fields that follow from it."""
+    """The plan in ``out``, updated with ``given``; fields that depend on a changed one are recomputed."""
     before = read_plan(out)
     stated = {name: value for name, value in given.items() if value is not None}
-    for name, followers in _FOLLOWERS.items():
+    for name, dependents in _DEPENDENT_FIELDS.items():
         if name in stated and stated[name] != before.get(name):
-            before = {field: value for field, value in before.items() if field not in followers}
+            before = {field: value for field, value in before.items() if field not in dependents}
     return make_plan({**before, **stated, "task": source.name, "code": source.code})
 
 
 def _check_folder(out: Path) -> None:
-    """Whether it can be written, and has nothing but a comparison in it."""
+    """Raise UserError unless the folder is writable and contains only a comparison."""
     check_writable(out)
     if out.is_dir() and not (out / LOG).exists():
         known = {PILOT, FAILURES, OUTPUT, PLAN, "lock"}
@@ -183,7 +183,7 @@ def run_pilot(
     seeds: int,
     options: Options,
 ) -> Pilot:
-    """Run the reference alone, on seeds that the comparison does not use."""
+    """Run only the reference, on seeds that the comparison does not use."""
     if seeds < 2:
         raise UserError(f"--pilot must be at least 2, got {seeds}")
     source = _source(work)
@@ -200,8 +200,8 @@ def run_pilot(
     numbers = tuple(value for value in values if value is not None)
     if len(numbers) < 2:
         raise UserError(
-            f"{len(numbers)} of {seeds} pilot runs have a number, and {len(failures)} failed: a standard "
-            f"deviation needs two"
+            f"{len(numbers)} of {seeds} pilot runs have a number, and {len(failures)} failed; a standard "
+            "deviation needs at least two"
         )
     return Pilot(numbers, plan.margin, plan.seeds)
 
@@ -260,14 +260,14 @@ def _is_importable(function: Any, name: str) -> bool:
 
 
 def _check_fork() -> None:
-    """A function of a notebook cannot be imported by another process; a forked one has it already."""
-    advice = "Put the function into a module and pass it from there."
+    """Another process cannot import a function of a notebook; a forked process already has it."""
+    advice = "Define the function in a module and import it from there."
     if not hasattr(os, "fork"):
-        raise UserError(f"Another process cannot import this function, nor can this system fork. {advice}")
+        raise UserError(f"Another process cannot import this function, and this system cannot fork. {advice}")
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise UserError(f"CUDA is in use in this process, and a fork of it could not use CUDA. {advice}")
+        raise UserError(f"CUDA is initialized in this process, so a forked process cannot use it. {advice}")
 
 
 def _code_of(function: Any, is_named: bool) -> bytes:
@@ -286,7 +286,7 @@ def _hash(text: bytes) -> str:
 
 
 class _Recorder(PoolObserver[Job, Outcome]):
-    """Writes each result down as it arrives, and says when nothing more can come of it."""
+    """Records each result as it arrives, and detects that the comparison cannot succeed."""
 
     def __init__(self, log: Log, out: Path, per_seed: int, inner: PoolObserver[Job, Outcome]) -> None:
         self.log, self.out, self.per_seed, self.inner = log, out, per_seed, inner
@@ -348,7 +348,7 @@ def _run(
         else:
             run_pool(
                 jobs, task, jobs=options.jobs, observer=recorder, should_stop=should_stop,
-                devices=lambda number: visible_devices(number, _whole(options.gpus)),
+                devices=lambda number: visible_devices(number, _gpu_count(options.gpus)),
                 time_limit=options.time_limit, start_method="fork" if source.is_forked else "spawn",
             )  # fmt: skip
     for failure in recorder.failures:
@@ -357,11 +357,11 @@ def _run(
     return recorder.failures
 
 
-def _whole(gpus: float | None) -> int:
+def _gpu_count(gpus: float | None) -> int:
     if gpus is None:
         return 1
     if gpus < 1 or gpus != int(gpus):
-        raise UserError(f"--gpus must be a whole number of at least 1 on this machine, got {gpus:g}")
+        raise UserError(f"--gpus must be an integer of at least 1 on this machine, got {gpus:g}")
     return int(gpus)
 
 
@@ -398,13 +398,13 @@ class _Last(PoolObserver[Job, Outcome]):
 
 
 class _Execute(NamedTuple):
-    """One run on a node, in a process of its own."""
+    """One run on a node, in its own process."""
 
     task: RunTask
     time_limit: float | None
 
     def __call__(self, item: Job, report: Report) -> Any:
-        """Its outcome; None if it was stopped."""
+        """Execute the run; return its outcome, or None if it was stopped."""
         last = _Last()
         found = run_pool(
             [item], self.task, observer=last, should_stop=lambda: report(last.progress),

@@ -1,11 +1,11 @@
 """The verdicts of a comparison, by the rules of :mod:`iglu_lab.stats.contrasts` and three more:
 
-- Fewer than three seeds have no verdict, nor has a difference that is the same in every seed: then the run
-  does not depend on its seed, or not on its activation.
-- A diverged run has no number, and counts against its activation: nothing is better or equivalent that has a
-  diverged run, and nothing is worse than, or equivalent to, a reference that has one.
+- There is no verdict with fewer than three seeds, or if the difference is the same in every seed: then the
+  run ignores its seed or its activation.
+- A diverged run has no number, and counts against its activation: an activation with a diverged run is never
+  better or equivalent, and none is worse than, or equivalent to, a reference with a diverged run.
 - The minimum detectable difference and the seeds needed are at the level of the strictest comparison of the
-  family, so that their power is at least 80% whatever the other comparisons are.
+  family, so that the power is at least 80% whatever the other comparisons are.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the numbers say about one activation."""
+    """The verdict on one activation."""
 
     category: Category | None  # None: no verdict
     difference: MeanDifference | None  # from at least two seeds
     p_value: float | None = None  # Holm-adjusted
-    reason: str = ""  # why there is no verdict, or not the one that the numbers alone would give
+    reason: str = ""  # why there is no verdict, or what it would be without diverged runs
     detectable: float | None = None
-    needed: int | None = None  # seeds, where it is inconclusive and there is a margin
+    needed: int | None = None  # seeds, if inconclusive and there is a margin
 
 
 def judge_all(
@@ -53,7 +53,7 @@ def judge_all(
     lower_is_better: bool = False,
     level: float = LEVEL,
 ) -> dict[str, Verdict]:
-    """Judge one family of comparisons.  Those without a number stay in the family: with p = 1."""
+    """Judge one family of comparisons.  Those without a number stay in the family, with p = 1."""
     differences = {name: _difference(case) for name, case in cases.items()}
     reasons = {name: _reason(each, cases[name]) for name, each in differences.items()}
     family = {name: UNKNOWN if each is None or reasons[name] else each for name, each in differences.items()}
@@ -78,7 +78,7 @@ def _difference(case: Case) -> MeanDifference | None:
 
 
 def _reason(difference: MeanDifference | None, case: Case) -> str:
-    """Why there can be no verdict."""
+    """Why there is no verdict; empty if there is one."""
     if difference is None or difference.seeds < FEWEST_SEEDS:
         return f"fewer than {FEWEST_SEEDS} seeds have a number for both"
     rounding = 1e-12 * max(map(abs, (*case.values.values(), *case.reference.values())))
@@ -88,11 +88,11 @@ def _reason(difference: MeanDifference | None, case: Case) -> str:
 
 
 def _with_diverged(category: Category, case: Case) -> tuple[Category, str]:
-    """The category, and what the numbers alone would say if that differs."""
+    """The category, and the one without diverged runs if that differs."""
     result = against_diverged(category, case.diverged, case.reference_diverged)
     if result == category:
         return category, ""
     whose = f"its {case.diverged} diverged"
     if against_diverged(category, case.diverged, 0) == category:
-        whose = f"{case.reference_diverged} diverged of the reference"
+        whose = f"the reference's {case.reference_diverged} diverged"
     return result, f"{category} without {whose}"

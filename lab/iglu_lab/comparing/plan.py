@@ -1,7 +1,7 @@
 """The plan of a comparison, written to plan.toml before its first run, and the log of its runs.
 
-``runs.jsonl`` has a line for each plan and one for each finished or diverged run, in the order of time: so it
-tells whether the plan was changed after the first run, and how::
+``runs.jsonl`` has one line per plan and one per finished or diverged run, in order of time, so that it shows
+whether and how the plan was changed after the first run::
 
     {"iglu_compare": 1, "date": ..., "plan": {...}, "provenance": {...}}
     {"activation": "relu", "seed": 0, "status": "finished", "metrics": {"acc": 97.1}, "seconds": 12.3, ...}
@@ -57,30 +57,30 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of the function or script, for titles and progress."""
+        """The name of the function or script, for titles and progress."""
         first, *others = self.task.split()
         if not others and "/" not in first:
             return first.rpartition(":")[2]
         return Path(next((word for word in (first, *others) if word.endswith(".py")), first)).name
 
     def jobs(self) -> list[Job]:
-        """Seeds are the outer loop, so that a complete comparison is available early."""
+        """All runs; seeds are the outer loop, so that a complete comparison is available early."""
         return [Job(self.name, name, seed) for seed in range(self.seeds) for name in self.activations]
 
     def level(self, seeds: int) -> float:
-        """The level of a verdict from so many seeds."""
+        """The significance level of a verdict at this number of seeds."""
         return self.spending[self.looks.index(seeds)] if seeds in self.looks else LEVEL
 
     def text(self) -> str:
-        """As TOML."""
+        """The plan as TOML."""
         lines = [
             f"{name} = {json.dumps(value)}"
             for name, value in dataclasses.asdict(self).items()
             if value not in (None, (), "")
         ]
         head = (
-            "# The plan of this comparison, written before its first run. iglu compare reads it again,\n"
-            "# unless its flags say otherwise, and reports what was changed after the first run.\n"
+            "# The plan of this comparison, written before its first run. iglu compare reads it when it\n"
+            "# resumes, with flags taking precedence, and reports what was changed after the first run.\n"
         )
         return head + "\n".join(lines) + "\n"
 
@@ -100,13 +100,13 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
     with as_user_errors():
         activations = tuple(str(zoo.parse(name)) for name in names)
     if len(set(activations)) < len(activations):
-        raise UserError(f"each activation is given once, got {', '.join(activations)}")
+        raise UserError(f"each activation must be given only once, got {', '.join(activations)}")
     reference = fields.get("reference", activations[0])
     if reference not in activations:
         raise UserError(f"the reference {reference!r} is not among the activations {', '.join(activations)}")
     seeds, margin, metric = fields.get("seeds", 5), fields.get("margin"), fields.get("metric", NUMBER)
     if type(seeds) is not int or seeds < 1:
-        raise UserError(f"seeds must be a whole number of at least 1, got {seeds!r}")
+        raise UserError(f"seeds must be an integer of at least 1, got {seeds!r}")
     if margin is not None and not (isinstance(margin, int | float) and 0 < margin < float("inf")):
         raise UserError(f"margin must be a number above 0, in units of the metric, got {margin!r}")
     lower = fields.get("lower_is_better")
@@ -127,7 +127,7 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether the name is that of a loss or an error; of every other metric higher is better.
+    """Whether the name is that of a loss or an error; for every other metric, higher is better.
 
     >>> is_lower_better("val_loss"), is_lower_better("eval/perplexity"), is_lower_better("f1")
     (True, True, False)
@@ -137,8 +137,8 @@ def is_lower_better(metric: str) -> bool:
 
 
 def _looks(looks: tuple[int, ...], spending: tuple[float, ...], seeds: int) -> tuple[Any, Any]:
-    """Looks and the level of each: an equal share of 5%, unless the plan says otherwise.  By Bonferroni the
-    levels add up, however the looks are correlated."""
+    """Looks and the level of each, by default equal shares of 5%.  The levels add up (Bonferroni), which is
+    valid however the looks are correlated."""
     if not looks:
         return (), ()
     if looks[-1] < seeds and not spending:
@@ -150,14 +150,14 @@ def _looks(looks: tuple[int, ...], spending: tuple[float, ...], seeds: int) -> t
     spending = spending or (LEVEL / len(looks),) * len(looks)
     if len(spending) != len(looks) or min(spending) <= 0 or sum(spending) > LEVEL + 1e-9:
         raise UserError(
-            f"spending must have a level above 0 for each of {len(looks)} looks, together at most {LEVEL}, "
+            f"spending must have a level above 0 for each of {len(looks)} looks, at most {LEVEL} in total, "
             f"got {list(spending)}"
         )
     return looks, spending
 
 
 def read_plan(out: Path) -> dict[str, Any]:
-    """The fields of plan.toml in a folder; empty without one."""
+    """The fields of plan.toml in a folder; empty if there is none."""
     path = out / PLAN
     if not path.exists():
         return {}
@@ -168,7 +168,7 @@ def read_plan(out: Path) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(Plan)}
     if "task" not in content or not content.keys() <= known:
         raise UserError(
-            f"{path} is not the plan of a comparison: it must have task, and only {sorted(known)}"
+            f"{path} is not the plan of a comparison: it must have the field task, and only {sorted(known)}"
         )
     return content
 
@@ -213,7 +213,7 @@ class Log:
         self.rows.setdefault((job.activation, job.seed), Outcome(job, history=history, **line))
 
     def check(self, plan: Plan) -> None:
-        """Whether the runs are of this task, and have its metric."""
+        """Raise UserError unless the runs are of this task and have its metric."""
         if self.rows and (old := self.plans[-1][1]["task"]) != plan.task:
             raise UserError(
                 f"{self.path.parent} contains another comparison, of {old}; this one is of {plan.task}. "
@@ -223,11 +223,11 @@ class Log:
             if row.status == "finished" and plan.metric not in row.metrics:
                 raise UserError(
                     f"the run of {row.item.activation} with seed {row.item.seed} has no metric "
-                    f"{plan.metric!r} but {', '.join(row.metrics)}. Choose another --metric or another --out."
+                    f"{plan.metric!r}, only {', '.join(row.metrics)}. Choose another --metric or --out."
                 )
 
     def begin(self, plan: Plan) -> None:
-        """Write the plan, unless it is the last one of the log; plan.toml is that of the comparison."""
+        """Append the plan unless it equals the last one; a comparison, not a pilot, also writes plan.toml."""
         self.check(plan)
         if self.path.name == LOG:
             with write_atomically(self.path.parent / PLAN) as file:

@@ -1,4 +1,4 @@
-"""The result of a comparison: what the runs in its log say by its plan."""
+"""The result of a comparison: the runs of its log, judged by its plan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Compared:
 
 @dataclass(frozen=True, repr=False)
 class CompareResult:
-    """What was found.  ``print(result)`` shows one line per activation; a notebook shows a table."""
+    """Runs and verdicts.  ``print(result)`` shows one line per activation; a notebook shows a table."""
 
     plan: Plan
     rows: Mapping[tuple[str, int], Outcome]
@@ -68,7 +68,7 @@ class CompareResult:
 
     @functools.cached_property
     def look(self) -> int:
-        """The number of seeds that are judged: all, or those of the last look that is complete; or 0."""
+        """The number of seeds that are judged: all, those of the last complete look, or 0."""
         first = min((job.seed for job in self.missing), default=self.plan.seeds)
         reached = [look for look in (*self.plan.looks, self.plan.seeds) if look <= first]
         return max(reached, default=0) if self.plan.seeds >= FEWEST_SEEDS else 0
@@ -85,7 +85,7 @@ class CompareResult:
 
     @property
     def verdicts(self) -> dict[str, Category | None]:
-        """By activation: better, worse, equivalent, inconclusive, or None for no verdict."""
+        """The verdict by activation: better, worse, equivalent, inconclusive, or None."""
         return {each.activation: each.category for each in self.compared}
 
     @property
@@ -93,7 +93,7 @@ class CompareResult:
         return self.look or self.plan.seeds
 
     def rows_of(self, activation: str) -> list[Outcome]:
-        """The runs that are shown: while runs are missing, those of the last look."""
+        """The runs that are shown; while runs are missing, those of the last look."""
         return [row for (name, seed), row in self.rows.items() if name == activation and seed < self._seeds]
 
     def values(self, activation: str) -> dict[int, float]:
@@ -104,13 +104,13 @@ class CompareResult:
         }
 
     def diverged(self, activation: str) -> int:
-        """The number of these runs that have no number."""
+        """The number of these runs without a value."""
         return len(self.rows_of(activation)) - len(self.values(activation))
 
     @property
     def is_sealed(self) -> bool:
-        """Whether runs are missing and no look is due: then there are counts and means, and no differences,
-        since an interval would say what a verdict does."""
+        """Whether runs are missing and no look is due: then only counts and means are shown, since the
+        interval of a difference would reveal its verdict."""
         return bool(self.missing) and not self.look
 
     def _compared(self, activation: str) -> Compared:
@@ -130,7 +130,7 @@ class CompareResult:
 
     @functools.cached_property
     def _verdicts(self) -> dict[str, Verdict]:
-        """None while runs are missing: looking more often than planned inflates the errors."""
+        """Empty while runs are missing: looking more often than planned inflates the error rate."""
         if not self.look:
             return {}
         plan = self.plan
@@ -171,7 +171,7 @@ class CompareResult:
             spent = ", ".join(
                 f"{level:.2g} at {look}" for look, level in zip(plan.looks, plan.spending, strict=True)
             )
-            notes.append(f"Looks planned, with the level of each (Bonferroni): {spent} seeds.")
+            notes.append(f"Planned looks, with the level of each (Bonferroni): {spent} seeds.")
         notes += [
             f"{each.activation}: {counted(each.diverged, 'run')} diverged. A diverged run has no number and "
             "counts against its activation, which is then never better or equivalent."
@@ -181,7 +181,7 @@ class CompareResult:
         if self.changes:
             notes.append(f"The plan was changed after the first run: {'; '.join(map(str, self.changes))}.")
             if self.look and any(change.field != "code" for change in self.changes):
-                notes.append(f"A plan that follows its results makes errors more often than {LEVEL:.0%}.")
+                notes.append(f"If results influenced the change, the error rate exceeds {LEVEL:.0%}.")
         else:
             notes.append("The plan was not changed after the first run.")
         return notes
@@ -190,11 +190,11 @@ class CompareResult:
     def _progress(self) -> str:
         total = len(self.plan.jobs())
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"{total - len(self.missing)} of {total} runs are there{failed}"
+        return f"{total - len(self.missing)} of {total} runs are done{failed}"
 
     @functools.cached_property
     def digits(self) -> int:
-        """As many that half an interval has two."""
+        """Decimals such that half the narrowest interval has two significant digits."""
         found = [each.found for each in self.compared if each.found is not None and each.found.has_interval]
         halves = [half for each in found if (half := (each.high - each.low) / 2) > 0]
         return min(max(1 - math.floor(math.log10(min(halves))), 0), 8) if halves else 3
@@ -280,7 +280,7 @@ def _body(each: Compared) -> dict[str, Any]:
 
 
 def read_result(out: Path | str) -> CompareResult:
-    """The result of what a folder contains, without running anything."""
+    """The result of the comparison in a folder, without running anything."""
     out = Path(out)
     given = read_plan(out)
     if not given:

@@ -1,10 +1,10 @@
-"""One run of a comparison, in a process of its own: a function, or a script through its environment.
+"""One run of a comparison, in its own process: a function, or a script through its environment.
 
-A run has to use the activation that it was given, or a model would be compared with itself.  That is observed
-in the process of a function: :func:`iglu.swap` replaced something, or, if it was not called, a module of the
+A run must use the activation that it was given; otherwise a model would be compared with itself.  For
+functions this is checked: :func:`iglu.swap` replaced something, or, if it was not called, a module of the
 activation was created.
 
-Imports nothing large: the peak memory of a run is to be its own.
+This module imports nothing large, so that the measured peak memory is that of the run.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Numbers = dict[str, float]
 
 
 class InputError(ValueError):
-    """What the function or script does makes a comparison impossible: no other run would do better."""
+    """The function or script cannot be compared: every other run would fail in the same way."""
 
 
 class ScriptError(RuntimeError):
-    """A script ended with an error: one line, and what it wrote to stderr."""
+    """A script failed; the arguments are one line about it and its stderr."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RunTask:
     work: Work
     metric: str
     out: Path
-    folder: str  # the current one, also in which modules may be
+    folder: str  # the current one, which may contain modules
     threads: int
     modules: tuple[str, ...] = ()  # that register activations
     allow_unchanged: bool = False
@@ -113,7 +113,7 @@ class RunTask:
         try:
             (self.out / OUTPUT).mkdir(parents=True, exist_ok=True)
             run = self._run_script if is_script else self._run_function
-            outcome = _concluded(item, run(item, report), self.metric)
+            outcome = _make_outcome(item, run(item, report), self.metric)
         except InputError as error:
             outcome = replace(self.failed(item, str(error)), is_input_error=True)
         except ScriptError as error:
@@ -145,7 +145,7 @@ class RunTask:
             def checked(row: Any) -> Numbers:
                 if reason := reason_unused():
                     raise InputError(
-                        f"{reason}: all activations would have the same model. Call iglu.swap(model, "
+                        f"{reason}: all activations would train the same model. Call iglu.swap(model, "
                         "activation) or iglu.create(activation), or allow it with --allow-unchanged "
                         "(allow_unchanged=True)"
                     )
@@ -168,11 +168,11 @@ class RunTask:
     def _run_script(self, job: Job, report: Report) -> list[Numbers]:
         output = self.out / OUTPUT / job.folder_name
         paths = [output.with_name(f"{output.name}.{kind}") for kind in ("txt", "err.txt", "result.json")]
-        said, errors, result = (path.resolve() for path in paths)
+        stdout_path, errors, result = (path.resolve() for path in paths)
         result.unlink(missing_ok=True)
         given = {ACTIVATION: job.activation, SEED: str(job.seed), RESULT: str(result)}
         assert isinstance(self.work, tuple)
-        with said.open("wb") as stdout, errors.open("wb") as stderr:
+        with stdout_path.open("wb") as stdout, errors.open("wb") as stderr:
             try:
                 ended = subprocess.run(
                     self.work, cwd=self.folder, env={**os.environ, **given}, stdin=subprocess.DEVNULL,
@@ -184,7 +184,7 @@ class RunTask:
             shown = errors.read_text(encoding="utf-8", errors="replace").rstrip() or "(nothing on stderr)"
             raise ScriptError(f"{describe_exit(ended.returncode)}: {shown.splitlines()[-1]}", shown)
         rows = _json_rows(result) if result.exists() else []
-        rows = rows or [row for row in _json_rows(said) if isinstance(row, dict)]
+        rows = rows or [row for row in _json_rows(stdout_path) if isinstance(row, dict)]
         if not rows:
             raise InputError(
                 'the script printed no JSON line such as {"acc": 0.97} to standard output, and wrote '
@@ -195,8 +195,8 @@ class RunTask:
         return [read_numbers(row, self.metric) for row in rows]
 
 
-def _concluded(job: Job, rows: list[Numbers], metric: str) -> Outcome:
-    """The last row is the result, and all of them, if there are several, the history."""
+def _make_outcome(job: Job, rows: list[Numbers], metric: str) -> Outcome:
+    """The last row is the result; if there are several, all of them are the history."""
     rows = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in rows]  # type: ignore[misc]
     status = "diverged" if rows[-1][metric] is None else "finished"
     history = [{"epoch": number, **row} for number, row in enumerate(rows, start=1)] if len(rows) > 1 else []
@@ -210,11 +210,11 @@ def load_function(name: str) -> Any:
 
 
 def check_signature(function: Callable[..., Any], name: str) -> None:
-    """Whether it can be called with an activation and a seed."""
+    """Raise InputError unless the function can be called with an activation and a seed."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        return  # of a built-in, which has none to look at
+        return  # built-in functions may have no signature
     try:
         signature.bind(activation="relu", seed=0)
     except TypeError:
@@ -235,7 +235,7 @@ def read_numbers(found: Any, metric: str) -> Numbers:
         return {metric: value}
     if metric not in found:
         names = ", ".join(map(str, found)) or "nothing"
-        raise InputError(f"the run returned no metric {metric!r} but {names}: name one of them with --metric")
+        raise InputError(f"the run returned no metric {metric!r}, only {names}: choose one with --metric")
     if _number(found[metric]) is None:
         raise InputError(f"the metric {metric!r} must be a number, got {found[metric]!r:.80}")
     return {str(name): value for name, each in found.items() if (value := _number(each)) is not None}
@@ -254,7 +254,7 @@ def _text(row: Numbers) -> str:
 
 
 def _json_rows(path: Path) -> list[Any]:
-    """The JSON objects and numbers of a file: one per line, or one for all of it."""
+    """The JSON objects and numbers of a file: one per line, or one in the complete file."""
     text = path.read_text(encoding="utf-8", errors="replace").strip()
     rows = []
     for part in [text] if text.startswith("{\n") else text.splitlines():
@@ -265,7 +265,7 @@ def _json_rows(path: Path) -> list[Any]:
 
 @contextlib.contextmanager
 def _observe_use(activation: str) -> Iterator[Callable[[], str]]:
-    """Watch for swaps and for modules of the activation; yields a function that says why it is unused."""
+    """Watch for swaps and for modules of the activation; yield a function that returns why it is unused."""
     from iglu import zoo
     from iglu.surgery import replace as swapping
 
@@ -298,7 +298,7 @@ def _observe_use(activation: str) -> Iterator[Callable[[], str]]:
 
 
 def _redirect(path: Path) -> None:
-    """Write what the process prints to a file, also what C code prints."""
+    """Redirect the output of the process, including that of C code, to a file."""
     file = path.open("w", encoding="utf-8", buffering=1)
     for descriptor in (1, 2):
         os.dup2(file.fileno(), descriptor)
@@ -306,7 +306,7 @@ def _redirect(path: Path) -> None:
 
 
 def _peak_memory(of_children: bool) -> float | None:
-    """In MB.  VmHWM is of this program alone; the counter of the system starts at the parent's."""
+    """Peak memory in MB.  VmHWM counts this program only; the counter of getrusage starts at the parent's."""
     if not of_children:
         with contextlib.suppress(OSError):
             found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))

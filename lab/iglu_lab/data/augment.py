@@ -116,7 +116,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """factor images + (1 - factor) other, clamped to [0, 1]; ``other`` has no channels."""
+    """factor images + (1 - factor) other, clamped to [0, 1]; ``other`` has no channel dimension."""
     factor = factor.unsqueeze(1)
     return (images * factor).add_(other.unsqueeze(1) * (1 - factor)).clamp_(0, 1)
 
@@ -134,7 +134,7 @@ def _saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Rotate the hue h, in sixths of the circle, by 6 ``turn``; value v and chroma c = max - min stay.
+    """Rotate the hue h, in sixths of the circle, by 6 ``turn``; keep value v and chroma c = max - min.
 
     Back to RGB: v - c clamp(min(k, 4 - k), 0, 1) with k = h + 5, 3, 1 (mod 6) for red, green, blue.
     """

@@ -112,7 +112,7 @@ def _fetch(archive: Archive, root: Path) -> None:
 
     if not root.is_dir() and root != cache_folder():
         raise FileNotFoundError(
-            f"The data folder {root} does not exist. Create it, or use the cache, without --data and "
+            f"The data folder {root} does not exist. Create it, or use the cache by leaving out --data and "
             "IGLU_DATA."
         )
     try:

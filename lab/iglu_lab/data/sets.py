@@ -1,4 +1,4 @@
-"""Image sets by name.  A new set is a new row.  Text needs none: the dataset is a path in the data folder."""
+"""Image sets by name; add a row for a new set.  Text has no row: its dataset is a path in the data folder."""
 
 from __future__ import annotations
 

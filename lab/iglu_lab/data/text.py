@@ -1,7 +1,7 @@
-"""Text as one array of token ids, tokenized once and memory-mapped, so that it need not fit in memory.
+"""Text as one array of token ids, tokenized once and memory-mapped, so that it can be larger than memory.
 
 The name of the cache file contains a hash of the text and of the tokenizer, so it is never stale, and its own
-length and sha256, so a damaged one is detected and rebuilt.
+length and sha256, so a damaged file is detected and rebuilt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "validation"), "test": (
 _BPE_NAMES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 _HUB_NAMES = {"wikitext-103": "wikitext-103-v1", "wikitext-2": "wikitext-2-v1"}
 
-# The share of each of validation and test in a single text; the rest is for training.
+# The share of a single text for each of validation and test; the rest is for training.
 _HELD_OUT = 0.05
 
 Lines = Callable[[], Iterator[str]]
@@ -69,9 +69,9 @@ class TextSet(NamedTuple):
 
 
 def load(name: str, root: Path, tokenizer: str, cache: Path) -> TextSet:
-    """``"python"`` (embedded), ``"wikitext-103"``, ``"wikitext-2"`` or another folder of three splits inside
-    ``root``, or a plain text file: its path.  Blank lines of WikiText are
-    removed: its files have a space and a newline there; the hub version, used in the paper, has nothing."""
+    """Load ``"python"`` (embedded), ``"wikitext-103"``, ``"wikitext-2"``, another folder of three splits in
+    ``root``, or a plain text file by its path.  Blank lines of WikiText are removed: they have a space and a
+    newline in its files, but are empty in the hub version, which the paper used."""
     coder = load_tokenizer(tokenizer, root)
     sources = _sources(name, root)
     if Path(name).name.startswith("wikitext"):
@@ -80,7 +80,7 @@ def load(name: str, root: Path, tokenizer: str, cache: Path) -> TextSet:
     return TextSet(splits["train"], splits["valid"], splits["test"], coder.vocabulary, coder.lengths)
 
 
-# -- where the text is -----------------------------------------------------------------------------
+# -- sources ---------------------------------------------------------------------------------------
 
 
 def _sources(name: str, root: Path) -> dict[str, Lines]:
@@ -161,8 +161,8 @@ def check_tokenizer(name: str) -> int | None:
 
 
 def load_tokenizer(name: str, root: Path) -> Tokenizer:
-    """``"bytes"``: the 256 bytes of UTF-8; ``"gpt2"``: byte-pair encoding from the two files of GPT-2 in
-    ``root`` or one of its folders.  ``"gpt2:4096"``: the merges of GPT-2 are ordered, so the 256 bytes
+    """Load ``"bytes"``: the 256 bytes of UTF-8; ``"gpt2"``: byte-pair encoding from the two files of GPT-2
+    in ``root`` or one of its folders; or ``"gpt2:4096"``: the merges of GPT-2 are ordered, so the 256 bytes
     and its first 3,840 merges are a smaller tokenizer."""
     size = check_tokenizer(name)
     if name == "bytes":
@@ -243,5 +243,5 @@ def _checked_name(stem: str, path: Path) -> str:
 def _mapped(path: Path) -> Tensor:
     if os.path.getsize(path) == 0:
         return torch.empty(0, dtype=torch.uint16)
-    # Copy-on-write: torch requires a writable buffer, the file must not change.
+    # Copy-on-write: torch requires a writable buffer, but the file must not change.
     return torch.from_numpy(np.memmap(path, np.uint16, mode="c"))

@@ -17,7 +17,7 @@ class GPT2Config:
     """The sizes; the defaults are GPT-2 Small."""
 
     vocabulary: int = 50_257
-    context: int = 1_024  # the longest sequence: one learned position each
+    context: int = 1_024  # maximum sequence length, with one learned embedding per position
     width: int = 768
     heads: int = 12
     layers: int = 12
@@ -50,8 +50,8 @@ class GPT2(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), biases 0.  The two projections of a block into the residual stream have
-        0.02 / sqrt(2 layers)."""
+        """Weights N(0, 0.02), biases 0.  The two projections of a block into the residual stream have the
+        standard deviation 0.02 / sqrt(2 layers)."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 into_residual = name.endswith((".attention.out", ".down"))

@@ -20,7 +20,7 @@ class MLPConfig:
 
 
 def mlp(config: MLPConfig, make_activation: MakeActivation) -> nn.Sequential:
-    """Linear layers with an activation between each two."""
+    """Linear layers with activations between them."""
     widths = (config.inputs, *config.hidden, config.classes)
     layers: list[nn.Module] = []
     for width, following in itertools.pairwise(widths):

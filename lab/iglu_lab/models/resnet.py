@@ -79,7 +79,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"depth must be 6n + 2 (20, 32, 44, 56, ...; 8 at least), got {depth}")
+            raise ValueError(f"depth must be 6n + 2 (20, 32, 44, 56, ...; at least 8), got {depth}")
         if shortcut not in SHORTCUTS:
             raise ValueError(f"shortcut must be one of {', '.join(map(repr, SHORTCUTS))}, got {shortcut!r}")
 
@@ -130,7 +130,7 @@ def load_trained_resnet20(path: str | Path, make_activation: MakeActivation = nn
     """A ResNet-20 with option A shortcuts and the weights of a CIFAR-10 checkpoint, in evaluation mode.
 
     The file is a dict with a ``state_dict``, with the prefix ``module.`` of data parallel training.  Loading
-    executes no code in it.
+    it executes no code.
     """
     expected = f"{path} is not a trained CIFAR-10 ResNet-20 (a dict with a state_dict, option A shortcuts)"
     try:
@@ -147,7 +147,7 @@ def load_trained_resnet20(path: str | Path, make_activation: MakeActivation = nn
         raise ValueError(f"{expected}: got {found}")
     model = resnet20(10, make_activation, shortcut="A")
     weights = {name.removeprefix("module."): tensor for name, tensor in content["state_dict"].items()}
-    # The checkpoint of a ReLU model has no parameters of activations.
+    # The checkpoint of a ReLU model has no activation parameters.
     own = {
         name for name in model.state_dict() if name.rpartition(".")[0].rpartition(".")[2].startswith("act")
     }

@@ -17,7 +17,7 @@ _LONGEST = 128
 
 
 def load_transformer(folder: Path) -> nn.Module:
-    """In evaluation mode, by the class it was saved from where that is known: its head may have some."""
+    """Load a model in evaluation mode, with its original class if known: the head may contain activations."""
     if not folder.is_dir():
         raise UserError(
             f"hf:{folder}: the folder {folder} does not exist. Models of the Hugging Face hub are not "
@@ -43,7 +43,7 @@ def load_transformer(folder: Path) -> nn.Module:
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """transformers shows one for every file."""
+    """Disable the progress bars of transformers, which it shows for every file."""
     from transformers.utils import logging
 
     were_on = logging.is_progress_bar_enabled()

@@ -33,7 +33,7 @@ class ViTConfig:
 
 
 def sinusoidal_positions(count: int, width: int) -> Tensor:
-    """sin and cos of position / 10000^(2i/width), in turn (Vaswani et al., 2017)."""
+    """sin and cos of position / 10000^(2i/width), interleaved (Vaswani et al., 2017)."""
     rates = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], 2).reshape(count, width).float()

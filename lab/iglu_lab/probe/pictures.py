@@ -17,7 +17,7 @@ from iglu_lab.report.figures.description import Figure, Line, Panel
 from iglu_lab.report.figures.render import write_figures
 from iglu_lab.stats import style
 
-_PANELS = 12  # the most layers in a Hill or quantile plot, spread over the depth
+_PANELS = 12  # maximum number of layers in a Hill or quantile plot, evenly spaced over the depth
 
 Hills = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -35,7 +35,7 @@ def draw(probe: Probe, rule: str, folder: Path) -> list[Path]:
 
 
 def hill_curves(found: Probe) -> Hills:
-    """For a Hill plot of each layer that has a tail index: xi over k, its 95% band, and a Gaussian's xi."""
+    """The data of a Hill plot for each layer with a tail index: xi over k, its 95% band, a Gaussian's xi."""
     curves = {}
     for layer in found.layers:
         with contextlib.suppress(ValueError):
@@ -55,8 +55,8 @@ def hill_figure(key: str, name: str, hills: Hills, most: int) -> Figure:
     return Figure(
         key,
         f"Hill plots: {name}",
-        f"Hill's xi against k for {len(chosen)} of {len(hills)} layers of {name}, with the 95% band it "
-        "would have for independent values, and the xi that a Gaussian gives at the same k.",
+        f"Hill's xi against k for {len(chosen)} of {len(hills)} layers of {name}, with the 95% band for "
+        "independent values, and the xi of a Gaussian at the same k.",
         tuple(_hill_panel(layer, curve, highest) for layer, curve in chosen),
         size=_size(len(chosen)),
     )
@@ -70,7 +70,7 @@ def _hill_panel(layer: str, curve: Mapping[str, Sequence[float]], highest: float
     k, label = curve["k"], "Hill's xi = 1/alpha, 95% if independent"
     lines = (
         Line(label, k, curve["xi"], style.BLUE, low=curve["xi_low"], high=curve["xi_high"]),
-        Line("a Gaussian's", k, curve["gaussian_xi"], style.BLACK, "--"),
+        Line("Gaussian", k, curve["gaussian_xi"], style.BLACK, "--"),
     )
     return Panel(layer, ("k", ""), lines, ("log", "linear"), (None, (0, highest)))
 
@@ -80,8 +80,8 @@ def _quantile_figure(layers: Sequence[Layer]) -> Figure:
     return Figure(
         "quantiles",
         "Quantiles of the inputs",
-        f"Quantiles of the inputs of {len(chosen)} of {len(layers)} layers, divided by their robust SD, over "
-        "a Gaussian's (the diagonal), with a Cauchy's of the same quartiles.",
+        f"Quantiles of the inputs of {len(chosen)} of {len(layers)} layers, divided by their robust SD, "
+        "against those of a Gaussian (the diagonal), and of a Cauchy distribution with the same quartiles.",
         tuple(map(_quantile_panel, chosen)),
         size=_size(len(chosen)),
     )

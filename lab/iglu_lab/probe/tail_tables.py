@@ -1,6 +1,6 @@
-"""The tails of networks as tables: one network per layer, several networks, and the paper's Table 5.
+"""Tables of tails: the layers of one network, several networks, and the columns of the paper's Table 5.
 
-The data of a network are its probe.json, or the ``tails`` in the last line of a run.
+The data of a network are in its probe.json, or in ``tails`` in the last line of a run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HEADERS = (
 )  # fmt: skip
 NOTE = (
     "Hill's alpha, mean over layers: as in the paper (first batch, k = 100) and over all batches, each with "
-    "the alpha of Gaussian data at the same n and k. Excess is the Gaussian's alpha divided by ours, per "
-    "layer, then the geometric mean over layers: 1 is a Gaussian tail, more is heavier."
+    "the alpha of Gaussian data at the same n and k. Excess: the Gaussian's alpha divided by ours, geometric "
+    "mean over layers; 1 is a Gaussian tail, above 1 is heavier."
 )
 
 
@@ -60,7 +60,7 @@ class Tails(NamedTuple):
 
 
 def mean_of(rows: Iterable[Mapping[str, Any]], name: str) -> float:
-    """The mean over the layers that have the number; NaN if none has.  That of the excess, a ratio, is
+    """The mean over the layers that have the number; NaN if none has.  The mean of the excess, a ratio, is
     geometric, as in iglu.probing.sigma."""
     values = [row[name] for row in rows if is_number(row.get(name))]
     if values and name.startswith("excess"):
@@ -85,7 +85,7 @@ def layer_table(tails: Tails, key: str) -> Table:
 
 
 def tail_cells(tails: Tails) -> list[Cell]:
-    """Alpha as in the paper and over all batches, each with a Gaussian's; excess; suggested sigma."""
+    """Alpha as in the paper and over all batches, each with that of a Gaussian; excess; suggested sigma."""
     excess, sigma = tails.excess, tails.sigma
     return [
         *(
@@ -131,7 +131,7 @@ def layers_of_run(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def sample_tails(sample: Sample, name: str) -> Estimate | None:
-    """A number of each layer ("alpha", "excess"): its mean over layers, estimated over the seeds."""
+    """The mean over layers of a statistic ("alpha" or "excess"), estimated over the seeds."""
     values = [mean_of(layers_of_run(run.last), name) for run in sample.runs]
     known = [value for value in values if math.isfinite(value)]
     return estimate(known) if known else None

@@ -1,1 +1,1 @@
-"""``iglu report``: what was measured, compared with what the paper printed; it only reads."""
+"""``iglu report``: compare existing measurements with the paper; runs nothing itself."""

@@ -1,7 +1,7 @@
-"""Build a report from what some folders contain, and write it in every form.
+"""Build a report from folders of measurements, and write it in all formats.
 
-Files that an earlier report wrote to the same folder are replaced, as far as its manifest lists them; nothing
-else is touched.
+Files that an earlier report wrote to the same folder are replaced if its manifest lists them; other files are
+not touched.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _MANIFEST = "manifest.json"
 
 
 def default_folders() -> list[Path]:
-    """The user's own runs first: of a run that is in several places the first counts."""
+    """The user's own runs, then the installed results: of duplicate runs, the first counts."""
     runs = Path("runs")
     return [*([runs] if runs.is_dir() else []), RESULTS]
 
 
 def build_report(folders: Sequence[Path | str], out: Path) -> Report:
-    """Everything found below the folders; the figures are drawn into ``out/figures``."""
+    """Gather everything below the folders; write the figures to ``out/figures``."""
     found = gather([Path(folder) for folder in folders])
     tasks, over_epochs = all_tasks(found), curves(found.samples)
     figures = (*function_figures(), *measured_figures(found, over_epochs))
@@ -61,7 +61,7 @@ def build_report(folders: Sequence[Path | str], out: Path) -> Report:
 
 
 def write_report(folders: Sequence[Path | str], out: Path | str) -> Path:
-    """Build the report, write it to ``out`` in all its forms, and return the path of the page."""
+    """Build the report, write it to ``out`` in all formats, and return the path of the page."""
     return write(folders, Path(out))[1]
 
 
@@ -82,7 +82,7 @@ def write(folders: Sequence[Path | str], out: Path) -> tuple[Report, Path]:
 
 
 def _listed(out: Path) -> set[Path]:
-    """What the report that is there wrote; nothing where no manifest can be read."""
+    """The files of the existing report, by its manifest; none if that cannot be read."""
     try:
         names = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def _listed(out: Path) -> set[Path]:
 
 
 def texts_of(report: Report, out: Path) -> dict[Path, str]:
-    """The page, Markdown, LaTeX, a CSV file for each table and for the claims, and the summary alone."""
+    """The texts by path: page, Markdown, LaTeX, summary, and one CSV file per table and for the claims."""
     headers = ("claim", "kind", "scale", "verdict", "evidence", "rule")
     lines = [
         (claim.text, claim.kind, each.scale, each.verdict, each.evidence, claim.rule)
@@ -117,13 +117,13 @@ def markdown(report: Report, out: Path) -> str:
 
 
 def summary(report: Report) -> str:
-    """How IGLU compared with ReLU and GELU, as Markdown that may stand in a README."""
+    """How IGLU compares with ReLU and GELU, as Markdown, for example for a README."""
     lines = "".join(f"{plain_markdown(line)}\n\n" for line in headlines(report.tasks))
     return lines + (table_markdown(summary_table(report.tasks)) if report.tasks else "")
 
 
 def latex(report: Report) -> str:
-    """Tables to be read in with ``\\input``; they need the packages booktabs and graphicx."""
+    """Tables for ``\\input``; they need the packages booktabs and graphicx."""
     return _template("report.tex", plain_latex).render(report=report)
 
 

@@ -1,9 +1,9 @@
-"""The paper's claims, each with what our numbers say: holds, does not hold, or not enough evidence.
+"""The paper's claims, each judged by our numbers: holds, does not hold, or not enough evidence.
 
-Those about the function and about speed have files of their own; here are those about networks.  At the
-paper's own scale complete runs of its own recipe decide; at the reduced scale the grids that were planned
-for it (results/evidence) do, by the comparison their plan names.  A seed that diverged has no number:
-it is reported, and no claim holds if a seed of its better side diverged.
+This module has the claims about networks; those about the function are in computed.py, those about speed in
+speeds.py.  At the paper's own scale, complete runs of its own recipe decide; at the reduced scale, the grids
+that were planned for the claim (results/evidence), by the comparison that their plan names.  A diverged seed
+has no number: it is reported, and no claim holds if a seed of its better side diverged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from iglu_lab.report.content import Claim, Judgment
 from iglu_lab.report.gather import Gathered, PlannedGrid, seeds_of
 from iglu_lab.report.speeds import speed_claims
 from iglu_lab.report.tables import network_activation, own_probes, papers_probe
-from iglu_lab.report.verdicts import OPEN, Verdict, side, together
+from iglu_lab.report.verdicts import INCONCLUSIVE, Verdict, combined, judge_side
 from iglu_lab.stats.comparison import (
     Sample,
     counted,
@@ -40,15 +40,15 @@ _SIGMAS = (
 
 
 def all_claims(found: Gathered) -> tuple[Claim, ...]:
-    """In the order of the paper: the function, its speed, then networks trained with it."""
+    """All claims in the order of the paper: the function, its speed, then networks trained with it."""
     return (
         *mathematical_claims(),
         *speed_claims(found),
         *(
             _claim(
                 found, text, better, worse, list(map(get_recipe, names)),
-                f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, on "
-                "each; accuracy for images, perplexity for text.",
+                f"{better} better than {worse}, paired by seed, with a 95% interval that excludes 0, for "
+                "each recipe; accuracy for images, perplexity for text.",
             )
             for text, better, worse, names in _SIGMAS
         ),
@@ -69,31 +69,31 @@ def all_claims(found: Gathered) -> tuple[Claim, ...]:
 def compare(
     of: Mapping[str, Sample], better: str, worse: str, metric: str, label: str, bound: float | None = None
 ) -> tuple[Verdict, str]:
-    """Whether ``better`` is, or with a ``bound``, whether it is better by less than that; and in words."""
+    """The verdict on whether ``better`` is better, or with a ``bound``, better by less; and its evidence."""
     one, other = of.get(better), of.get(worse)
     if one is None or other is None:
         missing = " and ".join(name for name in (better, worse) if name not in of)
-        return OPEN, f"{label}: {missing} not run"
+        return INCONCLUSIVE, f"{label}: {missing} not run"
     lost = [f"{len(each.diverged)} of {each.activation} diverged" for each in (one, other) if each.diverged]
     found = one.minus(other, metric)
     if found is None:
-        return OPEN, f"{label}: {', '.join(['no seed in common', *lost])}"
+        return INCONCLUSIVE, f"{label}: {', '.join(['no seed in common', *lost])}"
     gain = -found if lower_is_better(metric) else found
     text = f"{label}: {metric} {found.text(2, '+')} ({', '.join([counted(found.size, 'seed'), *lost])})"
     if bound is None:
-        text += _wanted(found)
-    verdict, claimed = (side(gain), one) if bound is None else (side(-gain, -bound), other)
-    return OPEN if verdict == "holds" and claimed.diverged else verdict, text
+        text += _seeds_to_detect(found)
+    verdict, claimed = (judge_side(gain), one) if bound is None else (judge_side(-gain, -bound), other)
+    return INCONCLUSIVE if verdict == "holds" and claimed.diverged else verdict, text
 
 
-_MOST_SEEDS = 1000  # that anybody would run
+_MOST_SEEDS = 1000  # above, no exact number is shown
 
 
-def _wanted(found: Estimate) -> str:
-    """How many seeds would detect a difference of the size found, where these do not."""
+def _seeds_to_detect(found: Estimate) -> str:
+    """How many seeds would detect a difference of the size found, if these do not."""
     if not found.has_interval or found.excludes(0) or found.value == 0:
         return ""
-    seeds = seeds_needed(found.value, found.sd / math.sqrt(2))  # the deviation is of the pairs already
+    seeds = seeds_needed(found.value, found.sd / math.sqrt(2))  # sd is that of paired differences
     return f"; a difference of that size needs {_seeds(seeds)}"
 
 
@@ -122,39 +122,39 @@ def _claim(
     rule: str,
     bounds: Mapping[str, float] | None = None,
 ) -> Claim:
-    """That one activation is better than another on each recipe, or with ``bounds`` by less than those."""
-    judged, published, spreads = [], [], _papers_spreads()
+    """The claim that one activation is better than another on each recipe, or with ``bounds``, by less."""
+    judged, published, sds = [], [], _authors_sds()
     for recipe in recipes:
         setting, metric, label = setting_of(recipe), _metric(recipe), _label(recipe)
         of, bound = found.samples.get(setting, {}), (bounds or {}).get(recipe.name)
         verdict, words = compare(of, better, worse, metric, label, bound)
-        # That of one of several recipes, which need not all be run.
+        # With several recipes, each one that was run has its own verdict.
         is_part = len(recipes) > 1 and {better, worse} <= of.keys()
-        judged.append((verdict, f"{words}: {verdict} there" if is_part else words))
+        judged.append((verdict, f"{words}: {verdict}" if is_part else words))
         gap = published_difference(setting, better, worse, metric)
         if gap is not None:
             power = ""
-            if bounds is None and recipe.name in spreads:
-                power = f"; needs {_seeds(seeds_needed(gap, spreads[recipe.name]))} at the authors' SD"
+            if bounds is None and recipe.name in sds:
+                power = f"; needs {_seeds(seeds_needed(gap, sds[recipe.name]))} at the authors' SD"
             published.append(f"{gap:+.2f} ({label}{power})")
-    elsewhere = _elsewhere(found, recipes, better, worse)
+    elsewhere = _uncounted_comparisons(found, recipes, better, worse)
     evidence = (
         f"{'; '.join(words for _, words in judged)}."
         + (f" Published, one run each: {', '.join(published)}." if published else "")
         + (f" Other runs, not counted: {elsewhere}." if elsewhere else "")
     )
     reduced = _reduced(found, text, is_bounded=bounds is not None)
-    return Claim(text, together([verdict for verdict, _ in judged]), evidence, rule, reduced)
+    return Claim(text, combined([verdict for verdict, _ in judged]), evidence, rule, reduced)
 
 
-def _papers_spreads() -> dict[str, float]:
-    """The authors' own SD of one run by recipe, where it is known."""
-    return {name: float(spread) for name, spread in paper.paper()["noise"].items()}
+def _authors_sds() -> dict[str, float]:
+    """The authors' own SD of one run, for the recipes where it is known."""
+    return {name: float(sd) for name, sd in paper.paper()["noise"].items()}
 
 
-def _elsewhere(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
-    """In any setting with a model of the same kind, and a long tail where these have one, that is neither
-    the paper's nor planned."""
+def _uncounted_comparisons(found: Gathered, recipes: Sequence[Recipe], one: str, other: str) -> str:
+    """The comparison in other settings, neither the paper's nor planned, with a model of the same kind, and
+    long-tailed if the recipes are."""
     kinds = tuple({recipe.model.partition("-")[0].rstrip("0123456789") for recipe in recipes})
     counted = {setting_of(recipe) for recipe in recipes}
     counted |= {setting for each in found.planned for setting in each.samples}
@@ -177,7 +177,7 @@ def _planned(found: Gathered, text: str) -> list[tuple[PlannedGrid, Recipe]]:
 
 
 def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgment | None:
-    """By the comparison of each plan, of what was run; ``is_bounded``: by less than the SD of one run."""
+    """The judgment by the comparison of each plan; ``is_bounded``: better by less than the SD of one run."""
     verdicts: list[Verdict] = []
     scales, parts = [], []
     for planned, setting in _planned(found, text):
@@ -187,14 +187,14 @@ def _reduced(found: Gathered, text: str, *, is_bounded: bool) -> Judgment | None
         verdict, words = compare(of, better, worse, plan.metric, f"{better} - {worse}", bound)
         verdicts.append(verdict)
         scales.append(_scale(planned, setting, of))
-        parts.append(words + _power(_spread(of, plan.metric), seeds_of(of)))
+        parts.append(words + _power(_mean_sd(of, plan.metric), seeds_of(of)))
     for scale, words in _not_run(found, text):
         if verdicts:
             parts.append(f"{scale}, not run: {words}")
         else:
             scales.append(scale)
             parts.append(f"not run: {words}")
-    return Judgment(together(verdicts), "; ".join(scales), f"{'; '.join(parts)}.") if parts else None
+    return Judgment(combined(verdicts), "; ".join(scales), f"{'; '.join(parts)}.") if parts else None
 
 
 def _scale(planned: PlannedGrid, setting: Recipe, of: Mapping[str, Sample]) -> str:
@@ -203,8 +203,8 @@ def _scale(planned: PlannedGrid, setting: Recipe, of: Mapping[str, Sample]) -> s
 
 
 def _not_run(found: Gathered, text: str) -> list[tuple[str, str]]:
-    """The settings that were planned for a claim and of which nothing was run, and what their seeds would
-    detect at the SD that the same network had on the same data elsewhere."""
+    """The settings that were planned for a claim but not run, and what their seeds would detect at the SD of
+    the same network on the same data in other grids."""
     result = []
     for planned in found.first_round:
         plan = planned.plan
@@ -216,29 +216,29 @@ def _not_run(found: Gathered, text: str) -> list[tuple[str, str]]:
                 for each in found.first_round
                 for other, of in each.common.items()
                 if (other.model, other.dataset, other.norm) == (setting.model, setting.dataset, setting.norm)
-                and (own := _spread(of, plan.metric)) is not None
+                and (own := _mean_sd(of, plan.metric)) is not None
             ]
-            spread = statistics.fmean(seen) if seen else None
-            power = _power(spread, len(planned.grid.seeds), " elsewhere")
+            sd = statistics.fmean(seen) if seen else None
+            power = _power(sd, len(planned.grid.seeds), " in other grids")
             result.append((_scale(planned, setting, {}), " - ".join(plan.claims[text]) + power))
     return result
 
 
-def _spread(of: Mapping[str, Sample], metric: str) -> float | None:
-    """The standard deviation of one run over seeds, the mean over activations."""
+def _mean_sd(of: Mapping[str, Sample], metric: str) -> float | None:
+    """The standard deviation of one run over seeds, averaged over activations."""
     found = [each for sample in of.values() if (each := sample.estimate(metric)) is not None]
-    spreads = [each.sd for each in found if each.has_interval]
-    return statistics.fmean(spreads) if spreads else None
+    sds = [each.sd for each in found if each.has_interval]
+    return statistics.fmean(sds) if sds else None
 
 
-def _power(spread: float | None, seeds: int, where: str = "") -> str:
-    """The minimum detectable difference of so many seeds at the SD seen, and what one point needs."""
-    if spread is None:
+def _power(sd: float | None, seeds: int, where: str = "") -> str:
+    """The minimum detectable difference with ``seeds`` seeds at this SD, and the seeds for one point."""
+    if sd is None:
         return ""
     return (
-        f"; SD of one run{where} {spread:.2f}, minimum detectable difference "
-        f"{minimum_detectable_difference(seeds, spread):.2f} at n = {seeds} (80% power); one point needs "
-        f"{_seeds(seeds_needed(1.0, spread))}"
+        f"; SD of one run{where} {sd:.2f}, minimum detectable difference "
+        f"{minimum_detectable_difference(seeds, sd):.2f} at n = {seeds} (80% power); one point needs "
+        f"{_seeds(seeds_needed(1.0, sd))}"
     )
 
 
@@ -262,11 +262,11 @@ def _growing_with_imbalance(found: Gathered) -> Claim:
 
 
 def _reduced_growth(found: Gathered, text: str) -> Judgment | None:
-    """Of the grid that was planned for it, together with every other planned setting that differs in the
-    ratio alone."""
+    """The judgment by the grid that was planned for the claim, together with all other planned settings that
+    differ only in the ratio."""
     planned = _planned(found, text)
     if not planned:
-        return _reduced(found, text, is_bounded=False)  # which says what is not run
+        return _reduced(found, text, is_bounded=False)  # lists what was not run
     grid, setting = planned[0]
     alike = {
         other.ratio: of
@@ -284,7 +284,7 @@ def _reduced_growth(found: Gathered, text: str) -> Judgment | None:
 def _slopes(
     by_ratio: Mapping[float, Mapping[str, Sample]], one: str, other: str, metric: str
 ) -> tuple[Verdict, str]:
-    """Over the seeds that every ratio has."""
+    """The slope of the gain over log10 of the ratio, for the seeds that all ratios have."""
     gains: dict[int, dict[float, float]] = {}
     lost = 0
     for ratio, of in by_ratio.items():
@@ -296,35 +296,38 @@ def _slopes(
     complete = [gain for _, gain in sorted(gains.items()) if len(gain) == len(by_ratio) > 1]
     if not complete:
         ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
-        return OPEN, f"No seed ran in full with {one} and {other} at all of {ratios}."
+        return (
+            INCONCLUSIVE,
+            f"No seed has complete runs of {one} and {other} at all of the ratios {ratios}.",
+        )
     found = estimate(statistics.linear_regression(list(gain), list(gain.values())).slope for gain in complete)
     words = f", {lost} of {one} diverged" if lost else ""
-    verdict = side(found)
-    return (OPEN if lost and verdict == "holds" else verdict), (
-        f"{found.text(2, '+')} points for each tenfold ratio ({counted(found.size, 'seed')}{words})"
-        f"{_wanted(found)}."
+    verdict = judge_side(found)
+    return (INCONCLUSIVE if lost and verdict == "holds" else verdict), (
+        f"{found.text(2, '+')} points per tenfold ratio ({counted(found.size, 'seed')}{words})"
+        f"{_seeds_to_detect(found)}."
     )
 
 
 def _learnable(found: Gathered) -> Claim:
-    """No better: the interval of the gain ends below the SD of one run, in each of the paper's settings
-    that have the pair."""
+    """No better means: the interval of the gain ends below the SD of one run, in each of the paper's
+    settings with both activations."""
     text = "A learnable sigma is no better than a fixed one"
     tables = [table for table in map(paper.run_table, paper.RUN_TABLES) if {START, HIGH} <= {*table.rows}]
     recipes = [recipe for table in tables for recipe in table.recipes]
-    noise = _papers_spreads()
-    bounds = {recipe.name: noise.get(recipe.name, _spread_here(found, recipe)) for recipe in recipes}
+    noise = _authors_sds()
+    bounds = {recipe.name: noise.get(recipe.name, _own_sd(found, recipe)) for recipe in recipes}
     known = ", ".join(f"{noise[name]:g} points for the authors' {name}" for name in bounds if name in noise)
     rule = (
         f"the 95% interval of {START} minus {HIGH}, paired by seed, ends below the standard deviation of one "
-        f"run, on each ({known}, elsewhere that of {HIGH} here over seeds; that of its plan for a reduced "
-        "grid)."
+        f"run, for each recipe ({known}; for other recipes, the SD of our runs of {HIGH}; for a reduced "
+        "grid, the SD in its plan)."
     )
     return _claim(found, text, START, HIGH, recipes, rule, bounds)
 
 
-def _spread_here(found: Gathered, recipe: Recipe) -> float:
-    """Of one run with the fixed sigma; NaN, which decides nothing, without two seeds."""
+def _own_sd(found: Gathered, recipe: Recipe) -> float:
+    """The SD of one run with the fixed sigma; NaN, which decides nothing, with fewer than two seeds."""
     sample = found.samples.get(setting_of(recipe), {}).get(HIGH)
     seen = None if sample is None else sample.estimate(_metric(recipe))
     return math.nan if seen is None else seen.sd
@@ -334,11 +337,11 @@ def _spread_here(found: Gathered, recipe: Recipe) -> float:
 
 
 def _tails(found: Gathered) -> Claim:
-    """Of the networks of Table 5 that have normalization."""
+    """The claim about tails, for the networks of Table 5 with normalization."""
     text = "ResNet's pre-activations have heavier tails than those of transformers"
     rule = (
-        "Hill's xi over a Gaussian's at the same n and k, mean over layers; ResNet's lower end lies above "
-        "the upper end of each transformer. At the reduced scale the intervals are over seeds."
+        "Hill's xi divided by that of a Gaussian at the same n and k, mean over layers; ResNet's interval "
+        "lies above that of each transformer. At the reduced scale the intervals are over seeds."
     )
     probes = {row.model: papers_probe(row, found.probes) for row in paper.table5() if row.norm}
     verdict, evidence = _heavier({model: probe and probe.excess for model, probe in probes.items()})
@@ -358,11 +361,13 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
         for other in (known[model] for model in known.keys() - resnets)
     ]
     is_complete = len(known) == len(networks)
-    return together([side(gap) for gap in gaps]) if is_complete else OPEN, f"{'; '.join(parts)}."
+    return combined(
+        [judge_side(gap) for gap in gaps]
+    ) if is_complete else INCONCLUSIVE, f"{'; '.join(parts)}."
 
 
 def _reduced_tails(found: Gathered) -> Judgment | None:
-    """From the last lines of planned runs with normalization: relu on images, gelu on text."""
+    """The judgment from the last epochs of planned runs with normalization: relu on images, gelu on text."""
     networks = {
         _scale(planned, setting, of): excess
         for planned in found.first_round
@@ -375,4 +380,4 @@ def _reduced_tails(found: Gathered) -> Judgment | None:
     kinds = {network.startswith("resnet") for network in networks}
     verdict, words = _heavier(networks)
     scale = counted(len(networks), "network")
-    return Judgment(verdict if kinds == {True, False} else OPEN, scale, words)
+    return Judgment(verdict if kinds == {True, False} else INCONCLUSIVE, scale, words)

@@ -24,7 +24,7 @@ SHOTS = ("test_acc_many", "test_acc_medium", "test_acc_few")
 
 
 def settings_of(planned: PlannedGrid) -> list[ComparedTask]:
-    """The settings of a grid, on the seeds that every activation of it has, not yet compared."""
+    """The settings of a grid, on the seeds that all its activations have, not compared yet."""
     grid, plan = planned.grid, planned.plan
     return [
         ComparedTask(setting, of, plan.metric, plan.reference, grid.title, len(grid.seeds))
@@ -33,7 +33,7 @@ def settings_of(planned: PlannedGrid) -> list[ComparedTask]:
 
 
 def all_tasks(found: Gathered) -> tuple[ComparedTask, ...]:
-    """Those of planned grids first, then what else was run."""
+    """The tasks of planned grids, then those of other runs."""
     groups = [settings_of(planned) for planned in found.first_round]
     known = found.second_round_settings | {each.setting for group in groups for each in group}
     groups += [
@@ -65,7 +65,7 @@ def _compared(group: Sequence[ComparedTask]) -> Iterator[ComparedTask]:
 
 
 def _adjusted(group: Sequence[ComparedTask], references: Sequence[str]) -> list[list[Difference]]:
-    """The differences of each task, with p-values over all of them; one seed has none."""
+    """The differences of each task, with p-values adjusted over all of them; one seed has no p-value."""
     found = [
         _differences(task, reference, task.metric) for task, reference in zip(group, references, strict=True)
     ]
@@ -75,7 +75,7 @@ def _adjusted(group: Sequence[ComparedTask], references: Sequence[str]) -> list[
         for one in differences
         if one.found.has_interval
     }
-    # What has no number because runs diverged stays in the family.
+    # Comparisons without a number, because runs diverged, stay in the family.
     p_values |= {
         (place, name): 1.0
         for place, (task, reference) in enumerate(zip(group, references, strict=True))
@@ -105,7 +105,7 @@ def _differences(task: ComparedTask, reference: str, metric: str) -> list[Differ
 
 
 def published_difference(setting: Recipe, activation: str, reference: str, metric: str) -> float | None:
-    """In the column of the paper that asks the same question, one run each."""
+    """The paper's difference for the same question, one run each; None if it was not published."""
     for column in itertools.chain.from_iterable(paper.run_table(each).columns for each in paper.RUN_TABLES):
         is_named = column.plain_metric == metric and {activation, reference} <= column.numbers.keys()
         if is_named and column.question.is_asked_by(setting):

@@ -1,5 +1,5 @@
-"""Claims about the function itself: computed here and now from the library, in double precision where
-nothing else is said."""
+"""Claims about the function itself, computed with the installed library, in double precision unless stated
+otherwise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAPER_GATE_ERROR = 0.025  # the caption of the paper's figure 3
 
 
 def mathematical_claims() -> list[Claim]:
-    """Each is decided by the numbers in its evidence."""
+    """The claims, each decided by the numbers in its evidence."""
     found = [
         _gradient_of_the_function(),
         _gradient_of_the_direct_formula(),
@@ -40,19 +40,19 @@ def mathematical_claims() -> list[Claim]:
 
 
 def gradient(function: Function, x: Tensor) -> Tensor:
-    """By autograd, in the precision of ``x``."""
+    """The derivative by autograd, in the precision of ``x``."""
     leaf = x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(function(leaf).sum(), leaf)
     return slope
 
 
 def direct(x: Tensor) -> Tensor:
-    """IGLU at sigma = 1 as the paper writes it, one operation after the other."""
+    """IGLU at sigma = 1 as the paper writes it, one operation at a time."""
     return x * EXACT.textbook_gate(x, 1.0)
 
 
 def negative_numbers(dtype: torch.dtype) -> Tensor:
-    """Every finite one of a half precision; of float32, a million from the smallest normal to the largest."""
+    """All finite ones of a 16-bit type; for float32, a million from the smallest normal to the largest."""
     if dtype == torch.float32:
         info = torch.finfo(dtype)
         return -torch.logspace(math.log10(info.tiny), math.log10(info.max) - 1e-6, 1_000_000)
@@ -61,7 +61,7 @@ def negative_numbers(dtype: torch.dtype) -> Tensor:
 
 
 class Signs(NamedTuple):
-    """The least |x| from which a gradient at x < 0 is negative, and from which it is 0; None for never."""
+    """The smallest |x| at which the gradient at x < 0 is negative, and at which it is 0; None for never."""
 
     negative_from: float | None
     zero_from: float | None
@@ -70,8 +70,8 @@ class Signs(NamedTuple):
         if self.negative_from is not None:
             return f"negative from x = -{self.negative_from:.3g}"
         if self.zero_from is None:
-            return "never negative nor 0"
-        return f"never negative, too small for the format from x = -{self.zero_from:.2g}"
+            return "never negative or 0"
+        return f"never negative, underflow to 0 from x = -{self.zero_from:.2g}"
 
 
 def signs(function: Function, dtype: torch.dtype) -> Signs:
@@ -94,10 +94,10 @@ def _gradient_of_the_function() -> Claim:
     return Claim(
         "IGLU's gradient is not zero for any finite input (the function, as this library computes it)",
         "holds" if least > 0 and never_negative else "does not hold",
-        f"At sigma = 1 the least slope for x from -1e-300 to -1e100 is {least:.3g} in double precision. "
-        f"The library's gradient: {ranges}.",
-        "the slope of the function is positive at every point, and the library gives no negative gradient in "
-        "any precision.",
+        f"At sigma = 1 the smallest derivative for x from -1e-300 to -1e100 is {least:.3g} in double "
+        f"precision. The library's gradient: {ranges}.",
+        "the derivative is positive at every point, and the library returns no negative gradient in any "
+        "precision.",
     )
 
 
@@ -121,7 +121,7 @@ def _larger_than_gelus() -> Claim:
         holds = holds and not smaller
         spans = " and ".join(f"({low:.3f}, {high:.3f})" for low, high in smaller)
         parts.append(
-            f"at sigma = {sigma:g} it is " + (f"smaller on {spans}" if spans else "larger throughout")
+            f"at sigma = {sigma:g} it is " + (f"smaller on {spans}" if spans else "larger everywhere")
         )
     return Claim(
         "IGLU's gradient is larger than GELU's for every x < 0",
@@ -132,8 +132,7 @@ def _larger_than_gelus() -> Claim:
 
 
 def _where_smaller_than_gelu(sigma: float) -> list[tuple[float, float]]:
-    """The intervals of [-12, 0) on which IGLU' < |GELU'|, and where they end."""
-
+    """The intervals of [-12, 0) on which IGLU' < |GELU'|."""
     from scipy.optimize import brentq
 
     def excess(x: Tensor) -> Tensor:
@@ -157,7 +156,7 @@ def _where_smaller_than_gelu(sigma: float) -> list[tuple[float, float]]:
 
 
 def gate_error() -> tuple[float, float, float]:
-    """The largest distance of the two gates, and the values of sigma |x| below and above 1 where it is."""
+    """The largest difference of the two gates, and the sigma |x| below and above 1 at which it occurs."""
     u = torch.logspace(-4, 4, 800_001, dtype=torch.float64)
     error = (EXACT.gate(u, 1.0) - RATIONAL.gate(u, 1.0)).abs()
     near, far = u < 1, u >= 1

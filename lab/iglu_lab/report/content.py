@@ -1,5 +1,5 @@
-"""What a report is made of, apart from how it is shown: gathered once, written as Markdown, LaTeX, CSV and
-as a page."""
+"""The content of a report, independent of its format: gathered once, written as Markdown, LaTeX, CSV and
+HTML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVEL = 0.05  # of the Holm-adjusted p-value below which a difference is signifi
 
 
 class Judgment(NamedTuple):
-    """What numbers of one scale say about a claim."""
+    """The verdict on a claim at one scale."""
 
     verdict: Verdict
     scale: str  # "ResNet-8, 16 pixels, 40 epochs, 10 seeds"
@@ -31,7 +31,7 @@ class Judgment(NamedTuple):
 @dataclass(frozen=True)
 class Claim:
     """A sentence of the paper with a verdict at the paper's own scale (or of the function itself) and one at
-    the reduced scale that was run.  Neither stands in for the other."""
+    the reduced scale that was run.  Neither replaces the other."""
 
     text: str
     verdict: Verdict
@@ -46,13 +46,13 @@ class Claim:
 
     @property
     def judgments(self) -> list[Judgment]:
-        """One, or two where reduced runs have something to say."""
+        """At the paper's scale, and at the reduced scale if there is a judgment."""
         own = Judgment(self.verdict, "the paper's own scale" if self.reduced else "", self.evidence)
         return [own, *([self.reduced] if self.reduced else [])]
 
 
 class Margin(NamedTuple):
-    """A difference smaller than ``size``, in units of the metric, is taken not to matter."""
+    """A difference smaller than ``size``, in units of the metric, is considered irrelevant."""
 
     size: float
     text: str  # "0.5 points"
@@ -67,7 +67,7 @@ class Difference:
     metric: str
     found: Estimate
     p_value: float = math.nan  # Holm-adjusted over all differences to the same reference in the grid
-    published: float | None = None  # the paper's own, one run each
+    published: float | None = None  # the paper's difference, one run each
     diverged: int = 0  # seeds of the activation without a number
     reference_diverged: int = 0
     reference_mean: float = math.nan
@@ -101,12 +101,12 @@ class Difference:
 
     @property
     def within(self) -> str:
-        """Of an equivalent one its margin in words: "within 0.5 points"."""
+        """The margin in words, "within 0.5 points", if the category is "equivalent"; otherwise empty."""
         return f"within {self.margin.text}" if self.category == "equivalent" and self.margin else ""
 
 
 def margins(metric: str, reference_mean: float) -> tuple[Margin, ...]:
-    """The narrower one first; none for a loss, which has no unit that a reader knows.
+    """The margins of a metric, the narrowest first; none for a loss, whose unit is not familiar.
 
     >>> margins("perplexity", 80.0)
     (Margin(size=0.8, text='1%'),)
@@ -124,7 +124,7 @@ class ComparedTask:
     samples: Mapping[str, Sample]  # by activation
     metric: str
     reference: str
-    grid: str = ""  # that was planned for it before it was run; empty without a plan
+    grid: str = ""  # the grid that was planned before it was run; empty without a plan
     planned_seeds: int = 0
     key: str = ""
     title: str = ""  # "resnet8 on cifar10 at 100:1, 16 pixels, 40 epochs, 10 seeds"
@@ -146,7 +146,7 @@ class ComparedTask:
         ]
 
     def differences_to(self, reference: str) -> list[Difference]:
-        """To ReLU or GELU; empty where that was not run."""
+        """The differences to ReLU or GELU; empty if that was not run."""
         found = self.differences if self.reference == reference else self.to_gelu
         return [one for one in found if one.reference == reference]
 
@@ -167,7 +167,7 @@ class EpochCurve:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found, in the order in which it is shown."""
+    """All content, in the order in which it is shown."""
 
     tables: Sequence[Table] = ()
     claims: Sequence[Claim] = ()
@@ -183,9 +183,9 @@ class Report:
 
     @property
     def measured_claims(self) -> list[Claim]:
-        """Without those about the function itself, which are computed."""
+        """All claims except those about the function itself, which are computed."""
         return [claim for claim in self.claims if not claim.is_mathematical]
 
     def count(self, verdict: Verdict) -> int:
-        """Of measured claims, at the paper's own scale."""
+        """The number of measured claims with this verdict at the paper's own scale."""
         return sum(claim.verdict == verdict for claim in self.measured_claims)

@@ -16,24 +16,24 @@ CURVED = ("train_loss", "test_loss", "test_acc", "perplexity")
 
 Row = Mapping[str, Any]
 Value = Callable[[str, Row], Any]
-"""Of a metric or a layer by its name, in the line of an epoch."""
+"""The value of a metric or a layer, by its name, in the row of an epoch."""
 
 
 def curves(samples: Samples) -> tuple[EpochCurve, ...]:
-    """Of every recipe, activation and metric: the runs that are in its mean, and no others."""
+    """The curves of every recipe, activation and metric, over the runs that are in its mean."""
     return tuple(
         curve for of in samples.values() for sample in of.values() for curve in epoch_curves(sample, CURVED)
     )
 
 
 def epoch_curves(sample: Sample, metrics: Iterable[str]) -> Iterator[EpochCurve]:
-    """Of one sample, the metrics that its runs have."""
+    """The curves of one sample, for those metrics that its runs have."""
     for name in metrics:
         yield from _curve(sample, name, lambda name, row: row.get(name))
 
 
 def learned_sigmas(samples: Samples) -> tuple[EpochCurve, ...]:
-    """Of every activation that learns its sigma, one curve per layer; of a sigma per channel, their mean."""
+    """The learned sigmas of every activation, one curve per layer; for a sigma per channel, their mean."""
     every = (sample for of in samples.values() for sample in of.values())
     return tuple(
         curve for sample in every for layer in _layers(sample) for curve in _curve(sample, layer, _sigma)
@@ -53,7 +53,7 @@ def _sigma(layer: str, row: Row) -> float | None:
 
 
 def _curve(sample: Sample, name: str, value: Value) -> Iterator[EpochCurve]:
-    """Over the epochs that every seed has: a band whose seeds change on the way would jump."""
+    """The curve over the epochs that all seeds have; a band whose seeds change would jump."""
     by_seed = [
         {row["epoch"]: float(found) for row in run.history if is_number(found := value(name, row))}
         for run in sample.runs
@@ -84,12 +84,12 @@ def band(
 
 
 def bounds(metric: str) -> tuple[float, float]:
-    """What the metric cannot pass, and so no interval drawn of it.
+    """The bounds of a metric, to which its intervals are clipped.
 
     >>> bounds("test_acc_few"), bounds("test_loss"), bounds("layer1.act")
     ((0.0, 100.0), (0.0, inf), (-inf, inf))
     """
-    if not lower_is_better(metric):  # a share
+    if not lower_is_better(metric):  # a percentage
         return 0.0, 100.0
     if metric == "dead_units":
         return 0.0, 1.0

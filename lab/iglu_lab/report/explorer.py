@@ -1,7 +1,7 @@
 """The curves that the page's explorer draws: every activation of the zoo, as the library computes it.
 
-They are sampled here, in double precision and with derivatives by autograd.  Only those in WITH_SLIDER follow
-the slider for sigma: the page computes them itself (assets/formulas.js, compared with the library by a test).
+They are sampled in double precision, with derivatives by autograd.  Only those in WITH_SLIDER follow the
+slider for sigma: the page computes them itself (assets/formulas.js, compared with the library by a test).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_SHOWN = ("iglu", "iglu_approx", "relu", "gelu", "silu")
 
 def explorer_data() -> dict[str, Any]:
     """What the explorer needs, ready for JSON; an activation without ``curves`` follows the slider."""
-    # Half-way points: the kinks of the zoo lie on multiples of the step, and a derivative there would be a
+    # Midpoints: the kinks of the activations are at multiples of the step, where a derivative is a
     # convention.  So is f(x)/x at 0.
     steps = round(REACH / _STEP)
     x = (torch.arange(-steps, steps, dtype=torch.float64) + 0.5) * _STEP
@@ -35,7 +35,7 @@ def explorer_data() -> dict[str, Any]:
         "tail_x": _short(tail_x),
         "sigmas": SIGMAS,
         "smallest_half": torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps,
-        # Those shown first come first, and get the plainest line styles.
+        # Those shown initially come first and get the simplest line styles.
         "activations": [_activation(name, x, tail_x) for name in dict.fromkeys([*FIRST_SHOWN, *zoo.ZOO])],
     }
 
@@ -57,7 +57,7 @@ def _activation(name: str, x: Tensor, tail_x: Tensor) -> dict[str, Any]:
 
 
 def _short(curve: Tensor) -> list[float]:
-    """Rounded to more digits than a screen can show, in a third of the space."""
+    """Rounded to 6 digits, more than a screen can show, to save space."""
     return [float(f"{value:.6g}") for value in curve.tolist()]
 
 
@@ -73,13 +73,13 @@ def derivatives(name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     slope = _derivative(value, x)
     try:
         curvature = _derivative(slope, x)
-    except RuntimeError:  # torch cannot differentiate Hardsigmoid twice; away from its kinks it is straight
+    except RuntimeError:  # torch cannot differentiate Hardsigmoid twice; it is piecewise linear
         curvature = torch.zeros_like(x)
     return value.detach(), slope.detach(), curvature.detach()
 
 
 def _derivative(y: Tensor, x: Tensor) -> Tensor:
-    if not y.requires_grad:  # a slope that is constant, as that of Identity
+    if not y.requires_grad:  # a constant derivative, as that of Identity
         return torch.zeros_like(x)
     (found,) = torch.autograd.grad(y.sum(), x, create_graph=True, materialize_grads=True)
     return found

@@ -1,5 +1,5 @@
-"""A forest plot as places between 0 and 100 on a line, for HTML that needs no script: each activation's
-difference to the reference with its interval, and the paper's own.  Better is always to the right.
+"""A forest plot as positions from 0 to 100, for HTML without scripts: each activation's difference to the
+reference with its interval, and the paper's difference.  Better is always to the right.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from iglu_lab.report.content import ComparedTask
 from iglu_lab.stats.comparison import METRIC_LABELS, digits_of
 from iglu_lab.stats.tabulate import numbered
 
-_WIDEST = 2.5  # an interval that reaches further than so many times what is usual here is cut
-_MARGIN = 0.06  # of the line, on either side
+_WIDEST = 2.5  # intervals are cut at this multiple of their usual extent
+_MARGIN = 0.06  # fraction of the range, on either side
 
 
 class ForestLine(NamedTuple):
@@ -43,21 +43,21 @@ class Forest(NamedTuple):
 
 
 def forests(task: ComparedTask) -> Iterator[Forest]:
-    """Of the metric that counts, then of its parts."""
+    """The forest plot of the main metric, then those of its parts."""
     yield forest(task.differences)
     for metric in dict.fromkeys(one.metric for one in task.parts):
         yield forest([one for one in task.parts if one.metric == metric])
 
 
 def forest(differences: Sequence[Any], digits: int | None = None) -> Forest:
-    """The best on top; numbers with the digits of the metric, unless others are given."""
+    """The forest plot of these differences, the best on top; ``digits`` defaults to those of the metric."""
     metric, reference = differences[0].metric, differences[0].reference
     digits = digits_of(metric) if digits is None else digits
     low, high = _reach(differences)
     left, right = (high, low) if differences[0].lower_is_better else (low, high)
 
     def place(value: float) -> float:
-        """Left is 0 and right is 100, whichever of the two is greater."""
+        """The position: 0 at ``left``, 100 at ``right``, whichever of the two is greater."""
         return round(100 * min(max((value - left) / (right - left), 0.0), 1.0), 2)
 
     lines = []
@@ -100,7 +100,7 @@ def _reach(differences: Sequence[Any]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers, 0 among them.
+    """Round numbers, including 0.
 
     >>> ticks(-0.7, 1.6)
     [-0.5, 0.0, 0.5, 1.0, 1.5]

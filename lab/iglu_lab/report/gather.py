@@ -1,6 +1,6 @@
-"""Everything measured below some folders: rows of ``iglu bench``, runs, probes, and grids that were planned.
+"""Gather all measurements below some folders: rows of ``iglu bench``, runs, probes, and planned grids.
 
-A file that cannot be read is skipped and listed among the problems; nothing here raises.
+A file that cannot be read is skipped and listed among the problems; no error is raised.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ Samples = Mapping[Recipe, Mapping[str, Sample]]
 
 @dataclass(frozen=True)
 class PlannedGrid:
-    """A grid that was planned before it was run, with its samples: none of a pilot, nor of a grid that is
-    sealed until the next look of its plan."""
+    """A grid that was planned before it was run, with its samples: none if it is a pilot, or sealed until the
+    next look of its plan."""
 
     grid: Grid
     plan: Plan
     samples: Samples
-    members: Sequence[Run]  # its runs, also unfinished ones, and while they may only be counted
-    is_sealed: bool  # its runs may be counted and nothing else; those of a pilot always
+    members: Sequence[Run]  # its runs, including unfinished and sealed ones
+    is_sealed: bool  # its runs may only be counted; always true for a pilot
 
     @classmethod
     def of(cls, grid: Grid, plan: Plan, runs: Iterable[Run]) -> PlannedGrid:
         recipes = grid.keys
         members = [run for run in runs if key_of(run.recipe) in recipes]
         is_sealed = plan.pilot or plan.is_sealed(grid.complete_seeds(members))
-        # A run that was to stop early has numbers of another epoch.
+        # A run that is set to stop at another epoch has the numbers of that epoch.
         shown = [run for run in members if run.recipe.last_epoch == recipes[key_of(run.recipe)].last_epoch]
         return cls(grid, plan, samples([] if is_sealed else shown), members, is_sealed)
 
     @property
     def recorded(self) -> list[Run]:
-        """Those that are done."""
+        """The runs that are done."""
         recipes = self.grid.keys
         return [run for run in self.members if run.is_done_for(recipes[key_of(run.recipe)])]
 
@@ -62,7 +62,7 @@ class PlannedGrid:
 
     @functools.cached_property
     def common(self) -> Samples:
-        """On the seeds that every activation has: of a grid that was stopped early, fewer than planned."""
+        """The samples on the seeds that all activations have: fewer than planned if it was stopped early."""
         return {setting: self._common(of) for setting, of in self.samples.items()}
 
     def _common(self, of: Mapping[str, Sample]) -> dict[str, Sample]:
@@ -80,18 +80,18 @@ class PlannedGrid:
 
 
 def seeds_of(of: Mapping[str, Sample]) -> int:
-    """How many every activation has."""
+    """The number of seeds that all activations have."""
     return min((len(each.runs) + len(each.diverged) for each in of.values()), default=0)
 
 
 @dataclass
 class Gathered:
-    """What was found, the same run once."""
+    """All measurements, without duplicate runs."""
 
     sessions: list[Session] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     probes: list[Tails] = field(default_factory=list)
-    planned: list[PlannedGrid] = field(default_factory=list)  # without samples where none may be shown
+    planned: list[PlannedGrid] = field(default_factory=list)  # without samples if none may be shown
     sources: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     repeats: list[Repeat] = field(default_factory=list)
@@ -99,8 +99,8 @@ class Gathered:
 
     @functools.cached_property
     def samples(self) -> Samples:
-        """Of a setting that both rounds have, the runs of the first: those of the second have other seeds,
-        and not of every activation."""
+        """The samples; of a setting that is in both rounds, those of the first: the second has other seeds,
+        and not for every activation."""
         second = (of for each in self._second_round for of in each.samples.items())
         others = {
             run.name
@@ -125,13 +125,13 @@ class Gathered:
 
     @functools.cached_property
     def second_round_settings(self) -> set[Recipe]:
-        """Those of the second round alone: they are shown by the comparisons of their plan."""
+        """Settings that only the second round has: they are shown by the comparisons of their plan."""
         found = {setting for planned in self._second_round for setting in planned.samples}
         return found - self._first_round_settings
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
-    """Read all folders, each file once however they overlap."""
+    """Read all folders, each file only once if they overlap."""
     found = Gathered(problems=[str(missing(folder)) for folder in folders if not folder.exists()])
     everything: list[Run] = []
     grids: list[Grid] = []
@@ -164,19 +164,19 @@ def gather(folders: Sequence[Path]) -> Gathered:
         found.sources.append(f"repeated and counted once: {counted(again, 'run')}")
     left = sum(not run.is_complete and run.status != "diverged" for run in found.runs)
     if left:
-        found.problems.append(f"{left} of {len(found.runs)} runs are unfinished and in no mean")
+        found.problems.append(f"{left} of {len(found.runs)} runs are unfinished and not in any mean")
     recipes = {run.name: run.recipe for run in found.runs}
     found.probes = [each._replace(recipe=each.recipe or recipes.get(each.name)) for each in found.probes]
     return found
 
 
 def _seal(found: Gathered) -> None:
-    """Take the runs that may only be counted out of all that is shown."""
+    """Remove the runs that may only be counted from everything that is shown."""
     sealed: dict[str, Run] = {}
     for planned in found.planned:
         if planned.is_sealed and planned.members:
             sealed |= {run.name: run for run in planned.members}
-            why = "a pilot, in no comparison" if planned.plan.pilot else "sealed until its next look"
+            why = "a pilot, not in any comparison" if planned.plan.pilot else "sealed until its next look"
             count = f"{len(planned.recorded)} of {len(planned.grid.runs)} runs"
             found.sources.append(f"{planned.grid.title}: {count}; {why}")
     found.sealed = list(sealed.values())
@@ -185,8 +185,8 @@ def _seal(found: Gathered) -> None:
 
 
 def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-    """The folder that was named, and a file in it.  A grid is in the folder of its recorded runs; one without
-    runs is next to the others."""
+    """Each given folder, with a file in it.  A grid is next to its recorded runs; a grid without runs is next
+    to the others."""
     seen: set[Path] = set()
     for folder in folders:
         own = [path for name in (*FILES, PROBE_FILE) for path in sorted(folder.rglob(name))]
@@ -200,7 +200,7 @@ def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
 
 
 def _run_sources(runs: Sequence[Run], tops: Mapping[Path, Path]) -> list[str]:
-    """A line for each folder or file that was named and each provenance in it."""
+    """One line per given folder or file and per provenance in it."""
     lines: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         is_recorded = run.folder in tops
@@ -221,7 +221,7 @@ _CURVE = ("k", "xi", "xi_low", "xi_high", "gaussian_xi")
 
 
 def _probe(path: Path) -> Tails:
-    """Checked once: layers with numbers, curves of equal lengths; what is not so is left out of it."""
+    """Read and check a probe: layers with numbers, curves of equal lengths; invalid parts are left out."""
     body = json.loads(path.read_text(encoding="utf-8"))
     for part in ("layers", "first_batch"):
         rows = body.get(part) if isinstance(body, dict) else None

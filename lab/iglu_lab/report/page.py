@@ -2,8 +2,8 @@
 
 Text and tables are plain HTML, from a template that escapes everything; scripts add what is interactive
 (explorer, charts, sorting) and take their numbers from one block of JSON.  The page's content security policy
-lists its scripts by their hashes and forbids everything else, so that a name in somebody's results can
-neither run code nor load anything.
+lists its scripts by their hashes and forbids everything else, so that a name in the results can neither run
+code nor load anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from iglu_lab.stats.comparison import METRIC_LABELS, REFERENCES
 from iglu_lab.stats.contrasts import Category
 from iglu_lab.stats.tabulate import NONE, NOT_RUN, Table, finite
 
-# A sign next to the word: color is never the only carrier of meaning.
+# A sign next to the word: color is never the only cue.
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
     "holds": ("✓", "yes"),
     "does not hold": ("✕", "no"),
@@ -103,7 +103,7 @@ def render(report: Report) -> str:
 
 
 def html_environment(*loaders: jinja2.BaseLoader) -> jinja2.Environment:
-    """Templates of the report, and of other loaders, that escape everything."""
+    """The templates of the report and of other loaders, with everything escaped."""
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader([*loaders, jinja2.PackageLoader("iglu_lab.report", "assets")]),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -117,7 +117,7 @@ _REDUCED = ": reduced"
 
 
 def _by_measured(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Tables with a number of ours, without the columns and lines that have none; and the complete others."""
+    """Tables with measured numbers, without unmeasured columns and rows; and the other tables, complete."""
     measured: list[Table] = []
     rest: list[Table] = []
     for table in tables:
@@ -135,7 +135,7 @@ def _by_measured(tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
 
 
 def _measured_part(table: Table, places: Sequence[int]) -> Table:
-    """The headings under which there is a number in one of ``places``, each with the paper's."""
+    """The rows and column groups with a number in one of ``places``, including the paper's columns."""
     headings = [group.removesuffix(_REDUCED) for group, _ in table.headers]
     run = {headings[place] for place in places}
     shown = [
@@ -143,12 +143,12 @@ def _measured_part(table: Table, places: Sequence[int]) -> Table:
         for place, heading in enumerate(headings)
         if not heading or (heading in run and table.numeric[place])
     ]
-    unsaid = (NONE.text, NOT_RUN.text)
-    rows = [row for row in table.rows if any(row[place].text not in unsaid for place in places)]
-    unrun = [heading for heading in dict.fromkeys(headings) if heading and heading not in run]
+    empty_texts = (NONE.text, NOT_RUN.text)
+    rows = [row for row in table.rows if any(row[place].text not in empty_texts for place in places)]
+    groups_not_run = [heading for heading in dict.fromkeys(headings) if heading and heading not in run]
     left_out = len(table.rows) - len(rows)
-    notes = [f"Not run: {', '.join(unrun)}."] if unrun else []
-    notes += [f"Lines of which nothing was run: {left_out}."] if left_out else []
+    notes = [f"Not run: {', '.join(groups_not_run)}."] if groups_not_run else []
+    notes += [f"Rows that were not run: {left_out}."] if left_out else []
     return dataclasses.replace(table, rows=tuple(rows), notes=(*notes, *table.notes)).columns(shown)
 
 
@@ -156,7 +156,7 @@ _LONGEST_NUMBER = 30  # characters of a number with its interval and seeds
 
 
 def is_prose(table: Table) -> bool:
-    """Whether it has sentences, which are read from the left and need to wrap."""
+    """Whether it has long texts, which are left-aligned and wrapped."""
     return any(len(cell.text) > _LONGEST_NUMBER for row in table.rows for cell in row[1:])
 
 
@@ -202,7 +202,7 @@ _HILL_POINTS = 40  # per plot: neighbors share nearly all their values
 
 
 def _hill(body: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Of each layer xi over k with its band, and the range that holds 95% of a Gaussian's at the same n."""
+    """By layer, xi over k with its band, and the central 95% of a Gaussian's xi at the same n."""
     sizes = {row["layer"]: row.get("n") for row in body["layers"]}
     found = {}
     for layer, curve in body.get("hill", {}).items():
@@ -227,7 +227,7 @@ def _probe_chart(layers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element: ASCII, and nothing that HTML could take for a tag."""
+    """JSON for a script element: ASCII, without characters that HTML could interpret as a tag."""
     text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -246,17 +246,17 @@ def asset(name: str) -> str:
 
 
 def _inside_script(text: str) -> str:
-    """As it may stand between script tags, unchanged by the parser, whose text the hash is of."""
+    """A script for a script element, such that the parser does not change it: the hash is of parsed text."""
     return "\n" + text.replace("\r\n", "\n").replace("</script", "<\\/script").strip() + "\n"
 
 
 def packed(text: str) -> str:
-    """For the browser's own DecompressionStream: a script of megabytes in a third of its length."""
+    """Compress a large script to a third of its length, for the browser's DecompressionStream."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """No source but the page itself; plotly writes style rules, hence those inline."""
+    """A policy that allows only these scripts, and inline styles, which plotly writes."""
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"

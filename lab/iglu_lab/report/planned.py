@@ -23,14 +23,14 @@ from iglu_lab.stats.contrasts import (
 from iglu_lab.stats.statistics import Estimate, estimate
 from iglu_lab.sweep.grid import RATES, Contrast
 
-DEFAULT_MARGIN = 0.5  # points, where a plan names none
-FIXED_RATE = 1e-3  # of the grid learning-rate, at which every activation is judged as well
+DEFAULT_MARGIN = 0.5  # points, if a plan has none
+FIXED_RATE = 1e-3  # learning rate at which the grid learning-rate also compares every activation
 
 Key = tuple[str, float]  # activation and learning rate
 
 
 class Judged(NamedTuple):
-    """A comparison of a family, and how many runs of either side diverged."""
+    """A comparison of a family, and the number of diverged runs on either side."""
 
     family: str  # "primary"
     result: ComparisonResult
@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 
     @property
     def estimate(self) -> Estimate | None:
-        """The difference, None without a common seed."""
+        """The difference; None with fewer than two common seeds."""
         return None if self.result.difference is UNKNOWN else self.result.difference.estimate
 
     def describe(self, unit: str = "points") -> str:
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 
 
 def samples_of(planned: PlannedGrid) -> dict[Key, Sample]:
-    """By activation, in the order of the zoo, and learning rate: the settings of a grid may differ in it."""
+    """The samples by activation, in the order of the zoo, and learning rate, in which settings may differ."""
     found = {
         (name, setting.lr): sample for setting, of in planned.samples.items() for name, sample in of.items()
     }
@@ -67,15 +67,15 @@ def samples_of(planned: PlannedGrid) -> dict[Key, Sample]:
 
 
 def values_of(planned: PlannedGrid, metric: str) -> dict[str, dict[int, float]]:
-    """By activation, where each has one learning rate."""
+    """The values by activation, for grids with one learning rate per activation."""
     return {name: sample.values(metric) for (name, _), sample in samples_of(planned).items()}
 
 
 def differences(
     planned: PlannedGrid, values: Values, contrasts: Sequence[Contrast]
 ) -> dict[str, MeanDifference]:
-    """UNKNOWN where the activations, with blocks all of them, have fewer than two seeds in common: such a
-    comparison stays in its family."""
+    """The difference of each contrast; UNKNOWN if its activations (with blocks: all activations) have fewer
+    than two seeds in common.  Such a comparison stays in its family."""
     is_blocked = planned.plan.model == "blocks"
     found = {}
     for each in contrasts:
@@ -104,7 +104,7 @@ class _Compared(NamedTuple):
 
 
 def judged_contrasts(planned: PlannedGrid) -> list[Judged]:
-    """The primary and the secondary family, each adjusted by itself."""
+    """The primary and the secondary family, adjusted separately."""
     plan, values = planned.plan, values_of(planned, planned.plan.metric)
     rates = dict(samples_of(planned).keys())
 
@@ -146,7 +146,7 @@ def _judge_family(
 
 
 def chosen_rates(planned: PlannedGrid) -> dict[str, float]:
-    """By activation the rate that its plan chose: the one that is not the fixed one, if there are two."""
+    """The chosen rate by activation: of two rates, the one that is not the fixed one."""
     rates: dict[str, list[float]] = {}
     for name, rate in samples_of(planned):
         rates.setdefault(name, []).append(rate)
@@ -154,7 +154,7 @@ def chosen_rates(planned: PlannedGrid) -> dict[str, float]:
 
 
 def judged_rates(planned: PlannedGrid) -> list[Judged]:
-    """The pairs at the chosen rates and at the fixed one, and their interactions, each a family."""
+    """One family of the pairs, at the chosen rates and at the fixed one, and one of their interactions."""
     plan, rates = planned.plan, chosen_rates(planned)
     values = {key: sample.values(plan.metric) for key, sample in samples_of(planned).items()}
 
@@ -175,7 +175,7 @@ def judged_rates(planned: PlannedGrid) -> list[Judged]:
         pairs[f"{text}, {where}"] = _Compared(_mean(at_chosen), chosen[:1], chosen[1:])
         both = at_chosen.keys() & at_fixed.keys()
         change = _mean({seed: at_chosen[seed] - at_fixed[seed] for seed in both})
-        every = fixed + chosen  # a diverged run of any leaves the interaction undecided
+        every = fixed + chosen  # a diverged run in any of them makes the interaction inconclusive
         interactions[f"{text}, interaction"] = _Compared(change, every, every)
     return [
         *_judge_family(planned, "pairs", pairs),
@@ -188,7 +188,7 @@ def _mean(gaps: Mapping[int, float]) -> MeanDifference:
 
 
 def pilot_means(pilot: PlannedGrid) -> dict[str, dict[float, float]]:
-    """By activation and learning rate, the mean over seeds; a rate at which a run diverged has none."""
+    """The mean over seeds by activation and learning rate, without rates at which a run diverged."""
     found: dict[str, dict[float, float]] = {}
     for of in samples(pilot.recorded).values():
         for name, sample in of.items():
@@ -200,7 +200,7 @@ def pilot_means(pilot: PlannedGrid) -> dict[str, dict[float, float]]:
 
 
 def chosen_rate(means: Mapping[float, float], within: float = 0.0) -> float:
-    """The rate with the highest mean; of several within ``within`` of it, the one nearest to 1e-3.
+    """The rate with the highest mean; of several rates within ``within`` of it, the one nearest to 1e-3.
 
     >>> chosen_rate({3e-4: 50.0, 1e-3: 49.8, 3e-3: 40.0}), chosen_rate({3e-4: 50.0, 1e-3: 49.8}, within=0.3)
     (0.0003, 0.001)

@@ -32,7 +32,7 @@ class Repeat(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Of what tables show, after the last epoch; None where either has no number."""
+        """The difference of the main metric after the last epoch; None if either run has no number."""
         metric = self.first.metric
         values = [
             float(run.last[metric]) for run in self if run.is_complete and is_number(run.last.get(metric))
@@ -41,7 +41,7 @@ class Repeat(NamedTuple):
 
 
 def repeated(runs: Iterable[Run]) -> list[Repeat]:
-    """Not a copy of a run (same start, same numbers), nor an unfinished run."""
+    """All repeats of complete runs; a copy of a run (same start, same numbers) is not a repeat."""
     found = []
     for same in by_identity(runs):
         first = max(same, key=lambda run: len(run.history))
@@ -72,8 +72,8 @@ def replication_table(repeats: Sequence[Repeat]) -> Table:
     )  # fmt: skip
     rows = [_row(setting, places, group) for (setting, *places), group in groups.items()]
     notes = (
-        "Every metric is of the last epoch. A difference between activations that is smaller than that "
-        "between a run and its repeat means nothing; the variation over seeds includes it.",
+        "All metrics are of the last epoch. A difference between activations is meaningless if it is smaller "
+        "than that between a run and its repeat, which the variation over seeds includes.",
     )
     return Table.of("replication", "Repeated runs", headers, rows, notes)
 
@@ -98,7 +98,7 @@ def _row(setting: str, places: Sequence[str], group: Sequence[Repeat]) -> tuple[
 
 
 def _between_seeds(group: Sequence[Repeat]) -> float | None:
-    """Of one run, averaged over activations; None where none has two seeds."""
+    """The standard deviation over seeds, averaged over activations; None if none has two seeds."""
     values: dict[str, list[float]] = {}
     for each in group:
         if each.difference is not None:

@@ -1,6 +1,6 @@
 """Tables of the grids whose plan names its comparisons, by rules 10 to 16 of results/evidence/README.md.
 
-A grid that is sealed is shown by the number of its runs alone, and so is a pilot.
+For a sealed grid and for a pilot, only the number of runs is shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from iglu_lab.sweep.grid import RATES
 
 
 def second_round_tables(found: Gathered) -> list[Table]:
-    """What was run of each grid, then the outcomes of those that are open."""
+    """The status of each grid, then the outcomes of the open grids."""
     grids = [planned for planned in found.planned if planned.is_second_round]
     if not grids:
         return []
@@ -57,7 +57,7 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
     for planned in grids:
         plan, recorded, title = planned.plan, len(planned.recorded), planned.grid.title
         state = (
-            "pilot, in no comparison" if plan.pilot
+            "pilot, not in any comparison" if plan.pilot
             else "not run" if not recorded
             else "open" if planned.samples
             else f"sealed until {plan.opens_at} complete seeds"
@@ -65,7 +65,7 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
         question = "Which learning rate?" if plan.pilot else _QUESTIONS.get(title, "")
         rows.append((title, question, recorded, len(planned.grid.runs), state))
     note = "Results of a sealed grid are not shown before the look that its plan allows."
-    headers = ("grid", "question", "runs", "of", "state")
+    headers = ("grid", "question", "runs", "planned", "state")
     return Table.of("second-round", "Planned comparisons: what has been run", headers, rows, [note])
 
 
@@ -73,7 +73,7 @@ def _status(grids: Sequence[PlannedGrid]) -> Table:
 
 
 def _outcome_tables(planned: PlannedGrid, found: Gathered) -> Iterator[Table]:
-    """The outcomes, with the conclusion of the grid below them, and what else its rule asks for."""
+    """The outcomes, with the conclusion of the grid in the notes, and other tables that its rule requires."""
     comparisons = judged(planned)
     if planned.grid.title == RATES:
         notes = [*_rates_conclusion(planned, comparisons), *_rate_losses(planned, found), _RATES_NOTE]
@@ -108,7 +108,7 @@ def _outcomes_table(planned: PlannedGrid, comparisons: Sequence[Judged], notes: 
 
 
 def side_by_side(found: Gathered, titles: Sequence[str], title: str) -> list[Table]:
-    """The outcomes of grids that make the same comparisons, as far as they are open; for the docs."""
+    """One table with the outcomes of open grids that make the same comparisons; for the docs."""
     grids = [planned for planned in found.planned if planned.grid.title in titles and planned.samples]
     outcomes = {planned.grid.title: {each.result.text: each for each in judged(planned)} for planned in grids}
     texts = dict.fromkeys(text for of in outcomes.values() for text in of)
@@ -141,8 +141,8 @@ def _diverged_note(planned: PlannedGrid) -> list[str]:
 _TAILS = "tail relative to a Gaussian's"
 _CONTINUAL_NOTE = (
     "Accuracies are means over the last 20% of the tasks; a unit is dead if its derivative is below 0.01 in "
-    "size on every input; the last column is the accuracy on an ordinary task after one task with inputs 30 "
-    "times as large."
+    "magnitude on every input; the last column is the accuracy on an ordinary task after one task with "
+    "inputs 30 times as large."
 )
 _TAILS_NOTE = (
     "Tail: Hill's estimate of xi divided by that of Gaussian data, geometric mean over layers; above 1 is "
@@ -171,7 +171,7 @@ def _activations_table(planned: PlannedGrid) -> Table:
     headers = ["activation", "learning rate", *(METRIC_LABELS[metric] for metric in metrics)]
     is_continual = next(iter(planned.samples)).kind == "continual"
     notes = [
-        "Mean over seeds with 95% intervals, of the last epoch. Without a verdict.",
+        "Means over seeds with 95% intervals, of the last epoch, without verdicts.",
         *([_CONTINUAL_NOTE] if is_continual else []),
         *([_TAILS_NOTE] if has_tails else []),
     ]
@@ -230,8 +230,8 @@ def _rates_conclusion(planned: PlannedGrid, comparisons: Sequence[Judged]) -> li
     reasons = []
     for text, *_ in (*planned.plan.primary, *planned.plan.secondary):
         both = [each for each in comparisons if each.result.text.startswith(f"{text}, at ")]
-        is_told = len(both) == 2 and all(each.is_significant for each in both)
-        if is_told and both[0].result.gain * both[1].result.gain < 0:
+        both_significant = len(both) == 2 and all(each.is_significant for each in both)
+        if both_significant and both[0].result.gain * both[1].result.gain < 0:
             reasons.append(f"{text} has opposite signs")
     reasons += [
         each.result.text for each in comparisons if each.family == "interactions" and each.is_significant
@@ -257,7 +257,7 @@ def _rate_losses(planned: PlannedGrid, found: Gathered) -> Iterator[str]:
 
 
 def published_accuracies(setting: Recipe) -> dict[str, float]:
-    """By activation, in the column of Table 4 with the ratio of the setting."""
+    """The published accuracies by activation, from the column of Table 4 with the ratio of the setting."""
     for column in paper.run_table(4).columns:
         if column.metric == paper.BALANCED and column.recipe.ratio == setting.ratio:
             return {name: number.right for name, number in column.numbers.items()}
@@ -265,14 +265,14 @@ def published_accuracies(setting: Recipe) -> dict[str, float]:
 
 
 def prediction_interval(values: Sequence[float]) -> tuple[float, float]:
-    """That one new run lies in with 95% probability: mean +- t s sqrt(1 + 1/n)."""
+    """The interval that contains one new run with 95% probability: mean +- t s sqrt(1 + 1/n)."""
     found = estimate(values)
     half = t_quantile(0.975, found.size - 1) * found.sd * math.sqrt(1 + 1 / found.size)
     return found.value - half, found.value + half
 
 
 def _published_table(planned: PlannedGrid) -> Iterator[Table]:
-    """Each run, mean and interval in both metrics, and whether the published value is like one more run."""
+    """Runs, mean and interval in both metrics, and whether the published value is like a new run."""
     published = published_accuracies(next(iter(planned.samples)))
     rows = []
     for (name, _), sample in samples_of(planned).items():

@@ -1,7 +1,7 @@
-"""The rules for sigma compared with "take 1", on the grids that were planned.
+"""The rules for sigma compared with sigma = 1, on planned grids.
 
-Rule 9 of results/evidence/README.md: a rule sees the tails of the reference's runs, seed by seed; the value
-of the grid nearest to its suggestion is taken, and what that gained over sigma = 1 is paired by seed.
+Rule 9 of results/evidence/README.md: a rule sees the tails of the reference's runs, seed by seed; the gain
+over sigma = 1 of the grid's value nearest to the suggestion is paired by seed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from iglu_lab.stats.comparison import Sample, digits_of, is_number, lower_is_bet
 from iglu_lab.stats.statistics import Estimate, estimate
 from iglu_lab.stats.tabulate import Cell, Table, estimated
 
-USUAL = 1.0  # what a rule has to be better than
-ALWAYS = 5.0  # where learning starts in the paper; reported next to the rules, and decides nothing
+BASELINE_SIGMA = 1.0  # the baseline of the rules
+PAPER_SIGMA = 5.0  # the paper's initial value of a learnable sigma; shown with the rules, not part of rule 9
 
 
 class RuleGain(NamedTuple):
-    """What one rule gained for one network."""
+    """The gain of one rule on one network."""
 
     rule: str
     suggested: Estimate  # of log sigma, over seeds
-    gain: Estimate  # over sigma = 1, above 0 where it is better
+    gain: Estimate  # over sigma = 1, above 0 if it is better
     sd: float  # of one run at sigma = 1
 
 
@@ -45,7 +45,7 @@ class Network(NamedTuple):
 
 
 def networks(grids: Iterable[PlannedGrid]) -> Iterator[Network]:
-    """Those whose grid has sigma = 1 and another, on the seeds that every activation has."""
+    """The networks whose grid has sigma = 1 and another value, on the seeds that all activations have."""
     for task in itertools.chain(*map(settings_of, grids)):
         values = {
             spec.sigma: found
@@ -53,7 +53,7 @@ def networks(grids: Iterable[PlannedGrid]) -> Iterator[Network]:
             if (spec := spec_of(name)).name == "iglu" and not spec.learnable and spec.sigma is not None
             and (found := sample.values(task.metric))
         }  # fmt: skip
-        if USUAL in values and len(values) > 1 and task.reference in task.samples:
+        if BASELINE_SIGMA in values and len(values) > 1 and task.reference in task.samples:
             yield _network(task.setting, task.metric, values, task.samples[task.reference])
 
 
@@ -61,10 +61,10 @@ def _network(
     setting: Recipe, metric: str, values: Mapping[float, Mapping[int, float]], reference: Sample
 ) -> Network:
     sign = -1.0 if lower_is_better(metric) else 1.0
-    usual = values[USUAL]
+    usual = values[BASELINE_SIGMA]
 
     def gain(sigmas: Mapping[int, float]) -> Estimate | None:
-        """Over "take 1", each seed at a sigma of its own."""
+        """The gain over sigma = 1, with one sigma per seed."""
         gains = [
             sign * (values[sigma][seed] - usual[seed])
             for seed, sigma in sigmas.items()
@@ -76,7 +76,7 @@ def _network(
     best = max(means, key=means.__getitem__)
     best_gain = gain(dict.fromkeys(usual, best))
     assert best_gain is not None
-    always_gain = gain(dict.fromkeys(usual, ALWAYS)) if ALWAYS in values else None
+    always_gain = gain(dict.fromkeys(usual, PAPER_SIGMA)) if PAPER_SIGMA in values else None
     spread = estimate(usual.values()).sd
     rules = []
     for rule, about in suggestions.RULES.items():
@@ -95,7 +95,7 @@ def _network(
 
 
 def suggested_sigma(rule: str, run: Run) -> float | None:
-    """By a rule that goes by tails, from the last line of a run; None where that has none."""
+    """The suggestion of a rule from the tails in the last line of a run; None if that has none."""
     names = ("excess", "excess_low", "excess_high", "scale")
     layers = [
         suggestions.Evidence(*(row[name] for name in names))
@@ -106,7 +106,7 @@ def suggested_sigma(rule: str, run: Run) -> float | None:
 
 
 def rules_table(grids: Iterable[PlannedGrid]) -> list[Table]:
-    """One line per network; no table where no grid has sigma = 1."""
+    """One line per network; no table if no grid has sigma = 1."""
     found = [network for network in networks(grids) if network.rules]
     if not found:
         return []
@@ -121,7 +121,7 @@ def rules_table(grids: Iterable[PlannedGrid]) -> list[Table]:
         )
         for network in found
     )
-    best, always = "best of the grid, chosen afterwards", f"always {ALWAYS:g}"
+    best, always = "best of the grid, chosen afterwards", f"always {PAPER_SIGMA:g}"
     headers = [("", "network"), (best, "sigma"), (best, "gain"), (always, "gain")]
     headers += [(f"rule {rule}", name) for rule in rules for name in ("sigma", "gain")]
     by_rule = {
@@ -129,13 +129,13 @@ def rules_table(grids: Iterable[PlannedGrid]) -> list[Table]:
     }
     notes = (
         "Gains over sigma = 1, in points of accuracy or of perplexity (signed so that above 0 is better), "
-        "paired by seed, with 95% intervals. A rule sees the tails of the grid's reference, the network "
-        "before IGLU, seed by seed; each seed takes the value of the grid nearest to its own suggestion, so "
-        "that a rule can gain more than any one value. Sigma: the geometric mean of the suggestions over "
-        "seeds, not limited to 0.1 to 10.",
+        "paired by seed, with 95% intervals. For each seed, a rule sees the tails of the grid's reference "
+        "(the network before IGLU), and the value of the grid nearest to its suggestion is used, so that a "
+        "rule can gain more than any one value. Sigma: the geometric mean of the suggestions over seeds, not "
+        "limited to 0.1 to 10.",
         *(f"Rule {rule}: {describe_rule(gains)}" for rule, gains in by_rule.items()),
     )
-    return [Table.of("sigma-rules", 'The rules for sigma against "take 1"', headers, rows, notes)]
+    return [Table.of("sigma-rules", "The rules for sigma compared with sigma = 1", headers, rows, notes)]
 
 
 def _cells(each: RuleGain, metric: str) -> tuple[Cell, Cell]:
@@ -144,13 +144,13 @@ def _cells(each: RuleGain, metric: str) -> tuple[Cell, Cell]:
 
 
 def describe_rule(found: Sequence[RuleGain]) -> str:
-    """Whether the rule did better than "take 1", over networks."""
+    """How the rule compares with sigma = 1, over networks."""
     gained = sum(each.gain.low > 0 for each in found)
     lost = sum(each.gain.high < 0 for each in found)
     known = [each.gain.value / each.sd for each in found if each.sd > 0]
     mean = statistics.fmean(known) if known else math.nan
     is_worse = lost > gained or (lost == gained and mean < 0)
     return (
-        f'better than "take 1" in {gained} of {len(found)} networks, worse in {lost}; on average '
-        f"{mean:+.2f} standard deviations of one run: {'worse' if is_worse else 'not worse'} than it."
+        f"better than sigma = 1 in {gained} of {len(found)} networks, worse in {lost}; on average "
+        f"{mean:+.2f} standard deviations of one run; overall {'worse' if is_worse else 'not worse'}."
     )

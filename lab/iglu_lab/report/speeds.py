@@ -8,17 +8,17 @@ from iglu_lab.bench.timing import PASS_LABELS
 from iglu_lab.bench.timing_tables import papers_rows, quotient, size_text
 from iglu_lab.report.content import Claim
 from iglu_lab.report.gather import Gathered
-from iglu_lab.report.verdicts import OPEN, side, together
+from iglu_lab.report.verdicts import INCONCLUSIVE, combined, judge_side
 from iglu_lab.stats.statistics import Estimate
 
 _AS_FAST = 1.10
 
 
 def speed_claims(found: Gathered) -> list[Claim]:
-    """Relative to GELU and ReLU, of our kernels and of the formula as the paper writes it."""
+    """The claims relative to GELU and ReLU, for our kernels and for the formula as the paper writes it."""
     _, timed = papers_rows(found.sessions, "cpu")
     has_gpu = papers_rows(found.sessions, "cuda")[0] is not None
-    gpu = "decided on the CPU" if has_gpu else "on a GPU not run"
+    gpu = "decided on the CPU" if has_gpu else "not run on a GPU"
     claims = []
     for is_direct, how in ((False, "as this library computes it"), (True, "as the paper writes it")):
         for reference, text, bound, rule in (
@@ -32,7 +32,7 @@ def speed_claims(found: Gathered) -> list[Claim]:
                 )
                 if name in mine and name in other:
                     ratio = quotient(mine[name], other[name])
-                    verdicts.append(side(-ratio, -bound))
+                    verdicts.append(judge_side(-ratio, -bound))
                     parts.append(f"{PASS_LABELS[name]} {ratio.span(3)} times {zoo.ZOO[reference].label}'s")
             evidence = "; ".join(parts) or "No rows of iglu bench for it: run iglu bench --threads 1"
             setting = " 10,000 elements, float32, CPU, one thread." if parts else ""
@@ -41,16 +41,16 @@ def speed_claims(found: Gathered) -> list[Claim]:
             claims.append(
                 Claim(
                     f"{text} ({how})",
-                    together(verdicts) if len(verdicts) == 2 else OPEN,
+                    combined(verdicts) if len(verdicts) == 2 else INCONCLUSIVE,
                     f"{evidence}.{setting}",
-                    f"the 95% interval of the median quotient is {rule}, forward and backward; {gpu}.",
+                    f"the 95% interval of the median ratio is {rule}, forward and backward; {gpu}.",
                 )
             )
     return claims
 
 
 def _at_other_sizes(found: Gathered, is_direct: bool, reference: str) -> str:
-    """Forward on the CPU with one thread in float32, by size; of several sessions the newest."""
+    """The forward ratios by size, on one CPU thread in float32, each from the newest session that has it."""
     ratios: dict[int, Estimate] = {}
     for session in sorted(found.sessions, key=lambda session: session.date):
         rows = {

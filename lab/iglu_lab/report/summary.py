@@ -1,5 +1,5 @@
-"""Where IGLU was better than ReLU and GELU, where worse, where equivalent and where nothing is known: by
-task, by activation and sigma, with its cost, and with the limits of these runs."""
+"""Where IGLU was better or worse than ReLU and GELU, equivalent or inconclusive: by task, by activation and
+sigma, with its cost and the limitations of these runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULE = (
     "the 90% interval, which is not adjusted, lies within 0.5 points of accuracy, within 1 point, or within "
     "1% of the reference's perplexity. Inconclusive: neither. The margins were chosen after these runs."
 )
-NOT_PLANNED = "Not planned: no rules were written down before these runs, and they are in no count."
+NOT_PLANNED = "Not planned: no rules were fixed before these runs, and they are not counted."
 
 
 def is_ours(activation: str) -> bool:
@@ -31,7 +31,7 @@ def is_ours(activation: str) -> bool:
 
 
 def counted_tasks(tasks: Sequence[ComparedTask]) -> list[ComparedTask]:
-    """Those that were planned; where nothing was, all."""
+    """The planned tasks, or all if none was planned."""
     return [task for task in tasks if task.grid] or list(tasks)
 
 
@@ -39,7 +39,7 @@ def counted_tasks(tasks: Sequence[ComparedTask]) -> list[ComparedTask]:
 
 
 def categories(tasks: Sequence[ComparedTask], activation: str, reference: str) -> Counter[str]:
-    """How many tasks fall into each category; an equivalence within 0.5 points is counted apart."""
+    """The number of tasks in each category; equivalence within 0.5 points is counted separately."""
     found: Counter[str] = Counter()
     for task in tasks:
         for one in task.differences_to(reference):
@@ -84,9 +84,7 @@ def headlines(tasks: Sequence[ComparedTask]) -> list[str]:
     names = [name for name in ("iglu:5", "iglu:0.5") if name in runs] or [
         name for name, _ in runs.most_common(2)
     ]
-    return [_headline(chosen, name) for name in names] or [
-        "Nothing was run in which IGLU can be compared with ReLU or GELU."
-    ]
+    return [_headline(chosen, name) for name in names] or ["No runs compare IGLU with ReLU or GELU."]
 
 
 def _headline(tasks: Sequence[ComparedTask], name: str) -> str:
@@ -109,7 +107,7 @@ def _headline(tasks: Sequence[ComparedTask], name: str) -> str:
 
 
 def task_outcomes(task: ComparedTask, reference: str) -> dict[Category, list[Difference]]:
-    """The IGLUs of a task by category, the best first."""
+    """The IGLU activations of a task by category, the best first."""
     found = [one for one in task.differences_to(reference) if is_ours(one.activation)]
     ordered = sorted(found, key=lambda one: one.gain.value, reverse=True)
     grouped = {each: [one for one in ordered if one.category == each] for each in CATEGORIES}
@@ -156,7 +154,7 @@ def _outcomes_text(task: ComparedTask, reference: str) -> str:
 
 
 def loss_table(tasks: Sequence[ComparedTask]) -> list[Table]:
-    """Accuracy and test loss of the same runs: they need not agree.  Of text the two say the same."""
+    """Accuracy and test loss of the same runs, which may disagree.  Perplexity cannot: it is exp(loss)."""
     rows = []
     for task in counted_tasks(tasks):
         losses = {one.activation: one for one in task.losses}
@@ -172,7 +170,7 @@ def loss_table(tasks: Sequence[ComparedTask]) -> list[Table]:
         "Differences of the last epoch, paired by seed, with 95% intervals that are not adjusted. Opposite: "
         "both intervals exclude 0, and one of the two is better and the other worse."
     )
-    return [Table.of("test-loss", "Test loss as well as accuracy", headers, rows, [note])] if rows else []
+    return [Table.of("test-loss", "Accuracy and test loss", headers, rows, [note])] if rows else []
 
 
 # -- quality and cost ----------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ _COST_GRIDS = ("lt", "resnet", "vit", "text")  # CIFAR-10 and WikiText-2, with n
 
 
 def cost_table(tasks: Sequence[ComparedTask], sessions: Iterable[Session]) -> list[Table]:
-    """The time of a training step of each activation next to what it gained over ReLU."""
+    """The time of a training step of each activation, and its difference to ReLU."""
     steps = {
         (row["model_label"], row["activation"]): row["ratios"]["relu"]
         for session in sorted(sessions, key=lambda session: session.date)
@@ -209,8 +207,8 @@ def cost_table(tasks: Sequence[ComparedTask], sessions: Iterable[Session]) -> li
         ]
         rows.append((spec.label, *timed, *cells))
     headers: list[str | tuple[str, str]] = ["activation"]
-    headers += [("time of a training step / ReLU's", model) for model in models]
-    headers += [(f"{METRIC_LABELS[task.metric]} minus ReLU's", task.title) for task in chosen]
+    headers += [("step time relative to ReLU", model) for model in models]
+    headers += [(f"{METRIC_LABELS[task.metric]} minus ReLU", task.title) for task in chosen]
     note = (
         "Step times: medians of iglu bench --train on one CPU and their 20% to 80% range, at sigma = 1; the "
         "time does not depend on sigma. Differences: 95% intervals, paired by seed; a lower perplexity is "
@@ -223,7 +221,7 @@ def cost_table(tasks: Sequence[ComparedTask], sessions: Iterable[Session]) -> li
 
 
 def limits(found: Gathered) -> list[str]:
-    """What the first round's runs cannot show, with numbers from its rows; empty where those are not read."""
+    """The limitations of the first round's runs, with numbers from its rows; empty if these were not read."""
     grids = {planned.grid.title: planned for planned in found.first_round if planned.samples}
     if not {"lt", "text"} <= grids.keys():
         return []
@@ -244,16 +242,16 @@ def limits(found: Gathered) -> list[str]:
     )
     return [
         f"The networks are small and underfit: ReLU at 100:1 ends at {train:.0f}% on the training set and "
-        f"{test:.0f}% on the test set; WikiText-2 is read once.",
+        f"{test:.0f}% on the test set; the runs on WikiText-2 have one epoch.",
         "Each long-tailed set is one fixed subset; another draw may rank the activations differently.",
         f"{alike} of the tasks share network, test set and seeds (ResNet-8, CIFAR-10), so that they are not "
         f"{alike} independent results.",
         f"A learnable sigma was tested only where it hardly moved: from 5 to between {min(sigmas):.2f} and "
         f"{max(sigmas):.2f}.",
         'The comparison with "always 5" was added to the rules for sigma after its runs were complete.',
-        "The rules for sigma owe their mean gain to one network.",
+        "The mean gain of the rules for sigma comes from one network.",
         "p-values are adjusted within a grid and not over all grids.",
         "The margins of equivalence were chosen after the first round's runs.",
         "In the first round the learning rate is the same for every activation and was not tuned.",
-        "The name of the processor is masked where these runs were made, so that its model is not known.",
+        "The machine of these runs masks the name of its processor, so that its model is not known.",
     ]

@@ -1,7 +1,7 @@
-"""The paper's tables with our numbers, in its layout, and tables of the same form for what it did not run.
+"""The paper's tables with our numbers, in its layout, and tables of the same form for other runs.
 
-A number of the paper's is followed by ours at its own scale; reduced runs, which ask the same question of a
-smaller network, have columns of their own.
+A published number is followed by ours at the paper's scale; reduced runs, which ask the same question of a
+smaller network, have separate columns.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from iglu_lab.stats.comparison import (
 from iglu_lab.stats.tabulate import NONE, NOT_RUN, Cell, Mark, Table, estimated, numbered, p_cell
 
 _OURS_NOTE = (
-    "Ours: runs of the paper's own recipe, mean over seeds ± the 95% t-interval, of the last epoch; in "
-    "brackets the number of seeds. Difference: ours minus the published number, where that is right; the "
-    "interval is ours alone, since a published number is one run. Reduced: other runs of the same question, "
-    "which the remark names; differences to ReLU and GELU are paired by seed."
+    "Ours: runs of the paper's own recipe, mean over seeds ± the 95% t-interval, of the last epoch; the "
+    "number of seeds is in brackets. Difference: ours minus the published number, corrected if it is wrong; "
+    "the interval is ours only, since a published number is one run. Reduced: other runs for the same "
+    "question, named in the remark; differences to ReLU and GELU are paired by seed."
 )
 
 
 def all_tables(found: Gathered, tasks: Sequence[ComparedTask]) -> tuple[Table, ...]:
-    """Ours by activation and sigma; Tables 1 to 5; then runs, probes and training steps of our own; the
+    """The summary by activation and sigma, Tables 1 to 5, our other runs, probes and training steps, and the
     errata."""
     left = dict(found.samples)
     run_tables = []
@@ -103,7 +103,7 @@ def _ours_cell(sample: Sample | None, metric: str, mark: Mark = "") -> Cell:
 
 
 def _ours_column(samples: Sequence[Sample | None], metric: str) -> list[Cell | str]:
-    """With the best marked."""
+    """The cells of a column, with the best marked."""
     marked = zip(samples, marks(samples, metric), strict=True)
     return [_ours_cell(each, metric, mark) for each, mark in marked]
 
@@ -172,7 +172,7 @@ def _gap(sample: Sample | None, metric: str, published: paper.Published | None) 
 
 
 def reduced_setting(samples: Samples, question: paper.Question) -> Recipe | None:
-    """The setting of most runs that asks the question, of fewer or smaller things."""
+    """The reduced setting for a question, the one with the most runs."""
     candidates = [
         setting
         for setting, of in samples.items()
@@ -198,8 +198,8 @@ def _own_run_table(setting: Recipe, of: Mapping[str, Sample], key: str) -> Table
             _difference_cell(each, of, REFERENCES[0], metric) for each in of.values()
         ]
     notes = (
-        f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper's. "
-        "Mean over seeds ± the 95% t-interval, of the last epoch; in brackets the number of seeds. Minus "
+        f"{setting.model} on {setting.dataset}, {setting.epochs} epochs; not an experiment of the paper. "
+        "Mean over seeds ± the 95% t-interval, of the last epoch; the number of seeds is in brackets. Minus "
         "ReLU: paired by seed.",
         MARKING_RULE,
     )
@@ -239,26 +239,26 @@ def _grid_table(task: ComparedTask, key: str) -> Table:
 
 
 def papers_probe(row: paper.TailRow, probes: Iterable[Tails]) -> Tails | None:
-    """The probe of a network of Table 5, of its own recipe."""
+    """The probe of a network of Table 5, with the paper's recipe."""
     wanted = row.recipe.replace(seed=0).identity()
     known = ((each, each.recipe) for each in probes if each.recipe is not None)
     return next((each for each, recipe in known if recipe.replace(seed=0).identity() == wanted), None)
 
 
 def own_probes(found: Gathered) -> list[Tails]:
-    """Those that Table 5 does not show."""
+    """The probes that Table 5 does not show."""
     shown = [papers_probe(row, found.probes) for row in paper.table5()]
     return [each for each in found.probes if not any(each is other for other in shown)]
 
 
 def network_activation(setting: Recipe) -> str:
-    """Whose tails stand for a network's, with normalization and without: those before IGLU is put in."""
+    """The activation whose tails represent a network: the one before a swap to IGLU."""
     return "relu" if setting.kind == "images" else "gelu"
 
 
 def reduced_tails(row: paper.TailRow, samples: Samples) -> Sample | None:
-    """Reduced runs of the same question, whose last line has their tails: of the network before IGLU is put
-    in, or else with the activation of the row."""
+    """Reduced runs for the same question, with tails in their last line: of the network before a swap to
+    IGLU, or else with the activation of the row."""
     for activation in (network_activation(row.recipe), row.recipe.activation):
         with_tails = {
             setting: of

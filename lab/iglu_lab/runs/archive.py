@@ -81,8 +81,8 @@ def is_archive(path: Path) -> bool:
 
 
 def add_to_archive(runs: Iterable[Run], path: Path) -> tuple[int, int]:
-    """Add the completed runs that the file does not have yet, or has with fewer epochs, which it then
-    replaces; return the number added and the total."""
+    """Add the completed runs that the file does not have; replace those with fewer epochs.  Return the number
+    of added or replaced runs and the total."""
     kept: list[Run] = []
     problems: list[str] = []
     if path.exists():

@@ -104,7 +104,7 @@ class Run:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read the run in ``folder``; a UserError names the invalid file."""
+    """Read the run in ``folder``; raise UserError if a file is invalid."""
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {RECIPE}")
@@ -120,7 +120,7 @@ def read_run(folder: Path | str) -> Run:
 def read_recipe(folder: Path) -> Recipe:
     """Read recipe.json.  The folder must have the name that follows from the recipe."""
     recipe = checked_recipe(_json(folder / RECIPE), str(folder / RECIPE))
-    # The name of a folder has the differences from the recipe of that name, which may be unknown here.
+    # The folder name has the differences from the recipe of that name, which may not be registered.
     if recipe.name in RECIPES and folder.resolve().name != recipe.folder_name:
         raise UserError(
             f"{folder / RECIPE} cannot be read: it is the recipe of {recipe.folder_name}, but its folder "
@@ -148,7 +148,7 @@ def read_starts(folder: Path) -> list[Row]:
 
 
 def describe_difference(before: Recipe, after: Recipe) -> str:
-    """Which deciding fields differ, as text; empty if none does."""
+    """The fields of the identity that differ, as text; empty if none does."""
     old, new = before.identity(), after.identity()
     return "; ".join(
         f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
@@ -253,7 +253,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 def open_run(
     folder: Path, recipe: Recipe, notes: list[str], saved: Mapping[str, Any] | None = None
 ) -> Run | None:
-    """Read the run in the folder, or None if there is none; a UserError if it is another run.
+    """Read the run in the folder, or None if there is none; raise UserError if it is another run.
 
     Damaged files are renamed and reported in ``notes``: a checkpoint has their content too.  ``saved`` is
     the recipe of a checkpoint, which replaces a damaged one."""

@@ -31,10 +31,10 @@ METRIC_LABELS = {
 _DIGITS = {"test_loss": 3, "train_loss": 3, "bits_per_byte": 3, "alpha": 1}
 
 MARKING_RULE = (
-    "Bold is best and underlined second-best, only where the 95% interval of the difference to the next in "
-    "rank, paired by seed, excludes 0 (without common seeds: where the two intervals do not overlap). One "
-    "seed marks nothing, nor is a sample with a diverged seed marked; intervals are for one comparison each, "
-    "not corrected for their number."
+    "The best is bold and the second-best underlined, but only if the 95% interval of the difference to the "
+    "next in rank, paired by seed, excludes 0 (without common seeds: if the two intervals do not overlap). "
+    "Activations with one seed or with a diverged run are not marked. The intervals are not corrected for "
+    "multiple comparisons."
 )
 
 
@@ -92,7 +92,7 @@ def is_number(value: Any) -> bool:
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
-    """Remove duplicates: of each run the one with the most epochs."""
+    """Remove duplicates; keep the one with the most epochs."""
     return [max(same, key=lambda run: len(run.history)) for same in by_identity(runs)]
 
 
@@ -109,8 +109,8 @@ _SAME_SETTING = ("channels_last", "compile")
 
 
 def setting_of(recipe: Recipe) -> Recipe:
-    """The fields that comparable runs share: all but activation, seed and execution.  Memory format and
-    compilation are left out too: they only change rounding, as another CPU does."""
+    """The fields that comparable runs share: all except activation, seed and execution.  Memory format and
+    compilation are excluded too: they only change rounding, as another CPU does."""
     plain = Recipe(recipe.name, recipe.dataset, recipe.model)
     same = {name: getattr(plain, name) for name in ("activation", "seed", *_SAME_SETTING, *EXECUTION)}
     if recipe.last_epoch < recipe.epochs:
@@ -217,7 +217,7 @@ class Summary(NamedTuple):
 
     sample: Sample
     metric: str
-    mean: Estimate | None  # None where every seed diverged
+    mean: Estimate | None  # None if all seeds diverged
     differences: dict[str, Estimate]  # by baseline, paired by seed
 
     @property
@@ -252,7 +252,7 @@ def summarize(
 
 
 def summary_tables(rows: Iterable[Summary], references: Sequence[str] = REFERENCES) -> list[Table]:
-    """One for each setting and metric."""
+    """One table per setting and metric."""
     groups: dict[tuple[str, str], list[Summary]] = {}
     for row in rows:
         groups.setdefault((row.setting, row.metric), []).append(row)
@@ -275,15 +275,15 @@ def _summary_table(setting: str, metric: str, rows: Sequence[Summary], reference
     headers += [f"- {zoo.ZOO[name].label}" for name in references]
     title = f"{setting}: {metric} of the last epoch, mean and 95% interval over seeds"
     note = (
-        "Differences are paired by seed. Each interval is for one comparison: among several activations, one "
-        "that excludes 0 can be chance. iglu report decides by Holm-adjusted p-values."
+        "Differences are paired by seed. Intervals are not corrected for multiple comparisons: among several "
+        "activations, one may exclude 0 by chance. iglu report uses Holm-adjusted p-values."
     )
     table = Table.of(setting.replace(" ", "-"), title, [*headers, "excluded"], lines, [note])
     return table if any(line[-1] for line in lines) else table.columns(range(len(headers)))
 
 
 def summary_row(row: Summary) -> dict[str, Any]:
-    """As JSON; infinite bounds (one seed) become null."""
+    """The summary as JSON; infinite bounds (one seed) become null."""
     found = {
         "setting": row.setting,
         "activation": row.activation,

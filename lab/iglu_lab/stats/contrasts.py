@@ -27,7 +27,7 @@ class MeanDifference(NamedTuple):
 
     @classmethod
     def of(cls, found: Estimate) -> MeanDifference:
-        """Of an estimate from at least two seeds."""
+        """Convert an estimate from at least two seeds."""
         return cls(found.value, found.sd / math.sqrt(found.size), found.size - 1, found.size)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
@@ -42,7 +42,7 @@ class MeanDifference(NamedTuple):
     @property
     def p_value(self) -> float:
         """The two-sided p-value of the t-test for a difference of 0; 1 if the difference is the same in every
-        seed up to rounding, since nothing then says how much it varies.
+        seed up to rounding, since its variation is then unknown.
 
         >>> MeanDifference(0.4, 0.0, 2, 3).p_value
         1.0
@@ -58,8 +58,8 @@ class MeanDifference(NamedTuple):
         return Estimate(self.value, *self.interval(), self.seeds, self.error * math.sqrt(self.seeds))
 
     def is_within(self, margin: float, level: float = 0.05) -> bool:
-        """Whether two one-sided tests at this level show the difference inside (-margin, margin): at 5%,
-        whether the 90% interval lies in it."""
+        """Whether two one-sided tests at this level show that the difference is in (-margin, margin): at 5%,
+        whether the 90% interval is in it."""
         low, high = self.interval(1 - 2 * level)
         return -margin < low and high < margin
 
@@ -69,7 +69,7 @@ class MeanDifference(NamedTuple):
         return 2 if pairs == 0 else seeds_needed(margin, pairs / math.sqrt(2))
 
 
-UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # of too few numbers: p = 1, and in no margin
+UNKNOWN = MeanDifference(0.0, math.inf, 1, 0)  # from too few numbers: p = 1, and within no margin
 
 
 def common_seeds(values: Values) -> list[int]:
@@ -88,7 +88,7 @@ def paired(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDif
 
 
 def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDifference:
-    """The same contrast in the model value = activation + seed + residual, over all that ``values`` has.
+    """The same contrast in the model value = activation + seed + residual, fitted to all of ``values``.
 
     With a activations and n seeds the residual variance s^2 is pooled over all of them and has (a-1)(n-1)
     degrees of freedom; a contrast with weights c has the standard error s sqrt(sum c^2 / n).
@@ -109,7 +109,7 @@ def blocked(values: Values, plus: Sequence[str], minus: Sequence[str]) -> MeanDi
 
 
 def _contrasts(values: Values, plus: Sequence[str], minus: Sequence[str]) -> dict[int, float]:
-    """By seed, of those that all of ``values`` have."""
+    """The contrast by seed, for the seeds that all of ``values`` have."""
     seeds = common_seeds(values)
     if len(seeds) < 2:
         raise ValueError(f"a comparison needs at least two seeds in common, got {len(seeds)}")
@@ -121,8 +121,8 @@ def _contrasts(values: Values, plus: Sequence[str], minus: Sequence[str]) -> dic
 
 
 def against_diverged(category: Category, lost: int, other_lost: int) -> Category:
-    """The category where ``lost`` runs of the activation and ``other_lost`` of the other one diverged: such a
-    run has no number and counts against its side, which is then neither better nor equivalent.
+    """The category if ``lost`` runs of the activation and ``other_lost`` runs of the other one diverged: such
+    a run has no number and counts against its side, which is then neither better nor equivalent.
 
     >>> against_diverged("better", 1, 0), against_diverged("worse", 1, 0), against_diverged("worse", 0, 1)
     ('inconclusive', 'worse', 'inconclusive')
@@ -174,8 +174,8 @@ def judge(
     level: float = 0.05,
     equivalence: float = 0.05,
 ) -> list[ComparisonResult]:
-    """Adjust one family of comparisons by Holm and assign each to one of four categories; ``equivalence`` is
-    the level of its two one-sided tests."""
+    """Adjust one family of comparisons by Holm's method and assign each to one of four categories;
+    ``equivalence`` is the level of the two one-sided tests."""
     adjusted = holm({text: each.p_value for text, each in differences.items()})
     sign = -1 if lower_is_better else 1
     results = []

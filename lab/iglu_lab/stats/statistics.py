@@ -12,7 +12,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def rounded(value: float, digits: int, sign: str = "") -> str:
-    """In so many digits, with commas; ``sign="+"`` for a difference.  What rounds to 0 has no minus sign.
+    """Round to ``digits`` decimals, with commas; ``sign="+"`` for a difference.  There is no negative zero.
 
     >>> rounded(1234.5, 1, "+"), rounded(-0.001, 2)
     ('+1,234.5', '0.00')
@@ -84,7 +84,7 @@ def estimate(values: Iterable[float]) -> Estimate:
 
 @functools.cache
 def t_quantile(probability: float, freedom: int) -> float:
-    """Cached since scipy is slow."""
+    """A quantile of Student's t; cached, since scipy is slow."""
     from scipy.stats import t
 
     return float(t.ppf(probability, freedom))
@@ -154,7 +154,7 @@ def seeds_needed(difference: float, sd: float, level: float = 0.05) -> int:
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
-    """Holm-adjusted p-values: the smallest times their number, the next times one fewer, and so on, each at
+    """Holm-adjusted p-values: the smallest of n is multiplied by n, the next by n - 1, and so on, each at
     least as large as the one before.
 
     >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})

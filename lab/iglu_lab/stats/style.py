@@ -90,7 +90,7 @@ def axes(lines: int, columns: int, width: float, height: float, **options: Any) 
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """At most ``most`` of them, the first and the last among these."""
+    """At most ``most`` items, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -127,7 +127,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column has a number: those are right-aligned."""
+        """Whether each column has numbers, which are right-aligned."""
         return [any(row[place].number is not None for row in self.rows) for place in range(len(self.headers))]
 
     def columns(self, places: Sequence[int]) -> Table:
@@ -262,7 +262,7 @@ def csv_text(table: Table) -> str:
 
 
 def finite(value: Any) -> Any:
-    """For JSON, which has no NaN and no infinity: null; a chart leaves a gap there."""
+    """Replace NaN and infinity, which JSON does not have, with None; a chart then has a gap."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -87,13 +87,13 @@ def run_on_ray(
     data = None if data is None else Path(data).expanduser().resolve()
     out = out.resolve()
 
-    def arrive(recipe: Recipe, payload: RemoteResult) -> RunResult:
+    def convert(recipe: Recipe, payload: RemoteResult) -> RunResult:
         result, files = payload
         copy_files(files, out / recipe.folder_name)
         return result
 
     return run_cluster(
-        recipes, _ExecuteRecipe(data, out, extensions.imported, os.getcwd()), arrive,
+        recipes, _ExecuteRecipe(data, out, extensions.imported, os.getcwd()), convert,
         lambda recipe, reason: RunResult(recipe, None, reason), address=address,
         cpus=[cpus if cpus is not None else float(recipe.threads or 1) for recipe in recipes], gpus=gpus,
         retries=retries, observer=observer, should_stop=should_stop,
@@ -111,7 +111,7 @@ def load_ray() -> Any:
 def run_cluster(
     items: Sequence[Named],
     execute: Execute[Named, Payload],
-    arrive: Callable[[Named, Payload], Result],
+    convert: Callable[[Named, Payload], Result],
     failed: Callable[[Named, str], Result],
     *,
     address: str,
@@ -121,7 +121,7 @@ def run_cluster(
     observer: PoolObserver[Named, Result] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
-    """Execute each item on a node, with so many of its CPUs and GPUs; ``arrive`` makes a payload a result."""
+    """Execute each item on a node with these CPUs and GPUs; ``convert`` converts a payload to a result."""
     ray = load_ray()
     was_initialized = ray.is_initialized()
     if not was_initialized:
@@ -141,13 +141,13 @@ def run_cluster(
         needed = {"CPU": max(cpus, default=0.0), "GPU": gpus}
         if items and not any(_has_resources(node, needed) for node in ray.nodes()):
             observer.noted(
-                f"No node has {needed['CPU']:g} CPUs and {gpus:g} GPUs; the runs wait until one joins."
+                f"No node has {needed['CPU']:g} CPUs and {gpus:g} GPUs; the runs wait for such a node."
             )
         results = []
         for number, payload in _follow(ray, board, items, pending, observer, should_stop):
             item = items[number]
             results.append(
-                failed(item, payload.reason) if isinstance(payload, _Lost) else arrive(item, payload)
+                failed(item, payload.reason) if isinstance(payload, _Failure) else convert(item, payload)
             )
             observer.ended(results[-1])
         return results
@@ -156,7 +156,7 @@ def run_cluster(
             ray.shutdown()  # also ends the tasks
 
 
-class _Lost(NamedTuple):
+class _Failure(NamedTuple):
     """A task that ended without a payload."""
 
     reason: str
@@ -197,7 +197,7 @@ def _payload(ray: Any, task: Any) -> Any:
         return None
     except ray.exceptions.RayError as error:
         first = (str(error).splitlines() or [""])[0]
-        return _Lost(f"{type(error).__name__}: {first}")
+        return _Failure(f"{type(error).__name__}: {first}")
 
 
 def copy_files(files: dict[str, bytes], folder: Path) -> None:
@@ -228,7 +228,7 @@ class _ExecuteRecipe(NamedTuple):
     data: Path | None
     out: Path
     modules: Sequence[str]
-    folder: str  # in which the modules may be
+    folder: str  # may contain the modules
 
     def __call__(self, item: Recipe, report: Report) -> RemoteResult:
         try:

@@ -11,7 +11,7 @@ from iglu_lab.runs.folder import Run
 
 UNKNOWN = "unknown until the first run ends"
 
-# What the time of an epoch depends on.  The activation changes it by a few percent only.
+# The fields on which the time of an epoch depends.  The activation changes it by only a few percent.
 _COSTS = (
     "dataset", "model", "steps_per_epoch", "batch_size", "gradient_accumulation", "ratio", "profile",
     "image_size", "context", "tokenizer", "precision", "compile", "channels_last", "evaluate_every",

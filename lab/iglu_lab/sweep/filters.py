@@ -20,7 +20,7 @@ def read_field(word: str) -> tuple[str, Any]:
     name, equals, text = word.partition("=")
     name = name.replace("-", "_")  # flags have hyphens
     if not equals:
-        raise UserError(f"Write field=value, got {word!r}")
+        raise UserError(f"expected field=value, got {word!r}")
     check_field(name)
     with contextlib.suppress(UserError):
         return name, checked(name, text)

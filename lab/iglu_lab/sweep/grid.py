@@ -1,6 +1,6 @@
 """A grid of runs: which runs it has, and which of them are done.
 
-A run is a recipe with its activation and seed.  Its folder says whether it is done.  A sweep has no other
+A run is a recipe with its activation and seed.  Its folder shows whether it is done.  A sweep has no other
 state, so it can be resumed at any time, also with more seeds or activations.
 """
 
@@ -33,8 +33,8 @@ Key = tuple[Recipe, str, int]
 
 
 def key_of(recipe: Recipe) -> Key:
-    """Setting, activation and seed: equal for runs that a plan does not tell apart.  Memory format,
-    compilation, the spelling of the activation and where a run stops early are left out."""
+    """Setting, activation and seed: equal for runs that a plan does not distinguish.  Memory format,
+    compilation, the spelling of the activation and an early stop are ignored."""
     setting = setting_of(recipe.replace(stop_after=None))
     return setting, str(spec_of(recipe.activation)), recipe.seed
 
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     margin: float | None = None  # of equivalence, in units of the metric
     model: Model = "paired"  # paired t-test, or blocks with one pooled residual variance
     looks: tuple[int, ...] = ()  # planned looks (group-sequential): numbers of complete seeds
-    looked: tuple[int, ...] = ()  # the looks before the last that were taken
+    looked: tuple[int, ...] = ()  # the looks that were taken, without the last
     look_level: float | None = None  # significance level of each look, if an early one was taken
     pilot: bool = False  # its runs choose a setting (a learning rate) and enter no comparison
 
@@ -91,17 +91,17 @@ class Grid(NamedTuple):
 
     @property
     def runs(self) -> tuple[Recipe, ...]:
-        """Seed by seed, so that a complete comparison is available early."""
+        """All runs, seed by seed, so that a complete comparison is available early."""
         recipes = (recipe.replace(seed=seed) for seed in self.seeds for recipe in self.recipes)
         return tuple(dict.fromkeys(recipes))
 
     @property
     def keys(self) -> dict[Key, Recipe]:
-        """Its runs by what identifies them in a plan."""
+        """The runs by their key in a plan."""
         return {key_of(recipe): recipe for recipe in self.runs}
 
     def complete_seeds(self, runs: Iterable[Run]) -> int:
-        """The number of seeds of which all runs diverged or have all epochs of the grid."""
+        """The number of seeds whose runs all diverged or have all epochs of the grid."""
         recipes = self.keys
         done = {
             key for run in runs if (key := key_of(run.recipe)) in recipes and run.is_done_for(recipes[key])
@@ -196,7 +196,7 @@ def _from_content(content: dict[str, Any], title: str) -> Grid:
 
 
 def _check_plan_fits(grid: Grid) -> None:
-    """Comparisons are of one setting; only the grid of learning rates has two of them."""
+    """Check that comparisons are within one setting; only the grid of learning rates has two."""
     plan = grid.plan
     if plan is None:
         return
@@ -209,9 +209,7 @@ def _check_plan_fits(grid: Grid) -> None:
         settings.setdefault(recipe.activation, set()).add(same_rate)
     most = max(map(len, settings.values()))
     if (plan.primary or plan.secondary) and most > 1:
-        raise UserError(
-            f"the comparisons of a plan need one setting, got {most}: write one grid for each of them"
-        )
+        raise UserError(f"the comparisons of a plan need one setting, got {most}: write one grid per setting")
 
 
 def _choices(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -254,7 +252,7 @@ def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
         return None
     if not isinstance(content, dict) or not {"metric", "reference"} <= content.keys() <= set(Plan._fields):
         optional = ", ".join(name for name in Plan._fields if name not in ("metric", "reference"))
-        raise UserError(f"plan must have metric and reference, may have {optional}, got {content!r}")
+        raise UserError(f"plan must have metric and reference, and may have {optional}, got {content!r}")
     for name, (is_right, expected) in _PLAN_FIELDS.items():
         if name in content and not is_right(content[name]):
             raise UserError(f"{name} of a plan must be {expected}, got {content[name]!r}")
@@ -272,7 +270,7 @@ def _plan(content: Any, activations: Sequence[str]) -> Plan | None:
     looks, looked = (tuple(content.get(key, ())) for key in ("looks", "looked"))
     if list(looks) != sorted(looks) or not set(looked) <= set(looks[:-1]):
         raise UserError(
-            f"looks must ascend, and looked must be among those before the last, got {looks} and {looked}"
+            f"looks must ascend, and looked may only have looks before the last, got {looks} and {looked}"
         )
     fields = {key: value for key, value in content.items() if key not in ("claims", *contrasts)}
     return Plan(**{**fields, "claims": claims, **contrasts, "looks": looks, "looked": looked})

@@ -43,8 +43,8 @@ def run_local(
     observer: SweepObserver | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RunResult]:
-    """Execute the runs, ``jobs`` at a time, until all have ended; return results in that order.  When
-    ``should_stop``, running ones stop at a checkpoint and the others are not started."""
+    """Execute the runs, ``jobs`` at a time; return the results in the order in which the runs ended.  Once
+    ``should_stop()``, running ones stop at a checkpoint and the others are not started."""
     task = RecipeTask(data, out, extensions.imported)
     return run_pool(
         recipes, task, jobs=jobs, observer=observer, should_stop=should_stop, devices=visible_devices

@@ -1,14 +1,14 @@
 """Execute work in processes of this machine, several at a time.
 
 Processes are spawned (forking a process that has used threads may hang) and reused, since importing torch
-takes seconds.  If one is killed, only its item fails.  If the program that started them is killed, they see
-it, stop at a checkpoint, and exit after a grace period in any case.
+takes seconds.  If one is killed, only its item fails.  If the program that started them is killed, they
+detect it, stop at a checkpoint, and exit after a grace period in any case.
 
-A task that is isolated has one process per item instead, in a process group of its own, which is killed
-together with what it started when the item exceeds its time, or the program stops or is killed.
+An isolated task has one process per item instead, in its own process group, which is killed with all its
+children when the item exceeds its time limit, or the program stops or is killed.
 
-This module imports neither torch nor anything else that is large, so that the memory of a process is that of
-its work.
+This module imports neither torch nor other large packages, so that the memory of a process is that of its
+work.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 STOP = "stop"  # message to a worker; otherwise an item, or None to exit
 
-# Seconds that a worker has to reach its next checkpoint when the program that started it is gone.
+# Seconds that a worker has to reach its next checkpoint after the program that started it has died.
 GRACE = 30.0
 
-# Seconds between two looks of a worker for that program.
+# Seconds between two checks of a worker whether that program is alive.
 _LOOK_EVERY = 0.5
 
 Item = TypeVar("Item")
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
 
 
 Report = Callable[["Progress | None"], bool]
-"""Passes progress on; True asks the run to stop."""
+"""Reports progress; returns whether the run should stop."""
 
 
 class Task(Protocol[Given, Returned]):
@@ -62,7 +62,7 @@ class Task(Protocol[Given, Returned]):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether each item has a process of its own."""
+        """Whether each item has its own process."""
         ...
 
     def prepare(self) -> None:
@@ -105,8 +105,8 @@ def run_pool(
     time_limit: float | None = None,
     start_method: Literal["spawn", "fork"] = "spawn",
 ) -> list[Result]:
-    """Execute the items, ``jobs`` at a time, until all have ended; return results in that order.  When
-    ``should_stop``, running ones are asked to stop (isolated ones are killed and have no result) and the
+    """Execute the items, ``jobs`` at a time; return the results in the order in which the items ended.  Once
+    ``should_stop()``, running ones are asked to stop (isolated ones are killed and have no result) and the
     others are not started.
 
     ``devices`` is the CUDA_VISIBLE_DEVICES of a worker by its number, ``time_limit`` in seconds per item."""
@@ -141,7 +141,7 @@ def run_pool(
             busy = [worker for worker in workers if worker.item is not None]
             if not busy:
                 break
-            # A process started by a worker may keep its pipe open, hence the sentinels.
+            # A process started by a worker may keep its pipe open, so the sentinels are watched too.
             wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)], 0.2)
             for worker in busy:
                 item = worker.item
@@ -172,8 +172,8 @@ class _Worker(Generic[Item, Result]):
         self.connection, theirs = processes.Pipe()
         # Not daemonic: the work may start processes, such as those of a DataLoader.
         self.process = processes.Process(target=_serve, args=(theirs, device, task, os.getpid()))
-        with _without_main(), warnings.catch_warnings():
-            # Python 3.12 warns of forks with threads; a caller that forks has provided for that.
+        with _hidden_main_module(), warnings.catch_warnings():
+            # Python 3.12 warns of forks with threads; a caller that forks takes care of that.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()  # otherwise the pipe stays open when the worker dies
@@ -188,10 +188,10 @@ class _Worker(Generic[Item, Result]):
             self._send(STOP)
 
     def messages(self, time_limit: float | None) -> list[_Ended | Progress | None]:
-        """What has arrived; if the process died or exceeded its time, the failure of its item."""
+        """All new messages; if the process died or exceeded its time, also the failure of its item."""
         assert self.item is not None
         found: list[_Ended | Progress | None] = []
-        was_alive = self.process.is_alive()  # before looking for what it said last
+        was_alive = self.process.is_alive()  # checked before its last messages are read
         try:
             while self.connection.poll() and not (found and isinstance(found[-1], _Ended)):
                 found.append(self.connection.recv())
@@ -219,7 +219,7 @@ class _Worker(Generic[Item, Result]):
         self.is_killed = True
         if self.task.is_isolated and self.process.pid is not None and hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # also what it started
+                os.killpg(self.process.pid, signal.SIGKILL)  # also its children
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -231,9 +231,9 @@ class _Worker(Generic[Item, Result]):
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """A spawned process would execute the program that starts it, up to this very call, unless its main
-    module has a guard.  Nothing here needs that module."""
+def _hidden_main_module() -> Iterator[None]:
+    """Hide the main module: unless it has a guard, a spawned process would execute it up to this very call.
+    The workers do not need that module."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -255,7 +255,7 @@ def describe_exit(status: int | None) -> str:
 
 
 def _serve(connection: Connection, device: str | None, task: Task[Any, Any], parent: int) -> None:
-    # Ctrl-C and batch systems signal the whole process group; only the parent handles it.
+    # Ctrl-C and batch systems signal all processes of the group; only the parent handles it.
     if task.is_isolated and hasattr(os, "setsid"):
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -294,7 +294,7 @@ def _listen(
 ) -> None:
     try:
         while True:
-            # Forked processes keep each other's pipes open: only the parent's id tells that it is gone.
+            # Forked processes keep each other's pipes open: only the parent's id shows that it has died.
             while not connection.poll(_LOOK_EVERY):
                 if os.name == "posix" and os.getppid() != parent:
                     raise EOFError

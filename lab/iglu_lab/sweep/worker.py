@@ -17,8 +17,8 @@ from iglu_lab.training.progress import conclude
 from iglu_lab.training.tails import tail_observers
 from iglu_lab.training.workloads import load_workload
 
-# Seconds that a run waits for a folder locked by another process.  One that was just killed may still hold
-# the lock, and a file server keeps the lock of a dead machine for a minute or two.
+# Seconds that a run waits for a folder locked by another process.  A process that was just killed may still
+# hold the lock, and a file server keeps the lock of a dead machine for a minute or two.
 LOCK_TIMEOUT = 300.0
 
 # Seconds between two progress reports.
@@ -87,7 +87,7 @@ def run_recipe(
         try:
             return RunResult(recipe, fit(recipe, data=data, out=out, observers=observers))
         except RunLockedError as error:
-            waiting = Progress(0, recipe.last_epoch, 0.0, "waits: its folder is locked by another process")
+            waiting = Progress(0, recipe.last_epoch, 0.0, "waiting: its folder is locked by another process")
             if report(waiting) or time.monotonic() >= deadline:
                 return RunResult(recipe, None, str(error))
         except (OSError, UserError, ImportError) as error:

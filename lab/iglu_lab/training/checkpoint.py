@@ -34,7 +34,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     path = folder / f"checkpoint-{step:08d}-{digest}.safetensors"
     with write_atomically(path) as file:
         file.write(content)
-    # One of the same step lacks the evaluation that this one has.
+    # An older one of the same step does not contain the evaluation that this one contains.
     others = [old for old in checkpoints(folder) if old != path]
     same = [old for old in others if old.name.startswith(f"checkpoint-{step:08d}-")]
     for old in (*same, *[old for old in others if old not in same][KEPT - 1 :]):
@@ -42,7 +42,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a saved state to the CPU; a ValueError if the file is damaged."""
+    """Load a saved state to the CPU; raise ValueError if the file is damaged."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not the file name of a checkpoint")

@@ -43,7 +43,7 @@ def learn(
     seed: int,
     recipe: Recipe,
 ) -> TaskResult:  # fmt: skip
-    """Train on one task; a DivergedError if the loss is not finite."""
+    """Train on one task; raise DivergedError if the loss is not finite."""
     inputs, labels = data
     generator = torch.Generator().manual_seed(seed)
     losses, correct = [], torch.zeros((), device=inputs.device)
@@ -90,7 +90,7 @@ class ContinualLoop(Loop):
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Without the wrapper of Fabric, which costs as much as a step of a small network."""
+        """The optimizer without Fabric's wrapper, which costs as much as a step of a small network."""
         inner: torch.optim.Optimizer = self.optimizer.optimizer
         return inner
 

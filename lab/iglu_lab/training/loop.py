@@ -330,7 +330,7 @@ class Loop:
         if self.fabric.is_global_zero:
             write_json_lines(self.folder / METRICS, training.history)
         if is_evaluated:
-            # So that a run that is killed often is not evaluated again.
+            # So that the evaluation is not repeated if the run is killed.
             self._save()
 
     def _is_evaluated(self, epoch: int) -> bool:
@@ -338,7 +338,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the test set.  Not through the distributed wrapper, which synchronizes at each batch:
+        """Metrics of the test set, without the distributed wrapper: it synchronizes at each batch, and
         processes may have unequal shares."""
         self.network.eval()
         total: Tensor | None = None
@@ -386,7 +386,7 @@ class Loop:
     def _resume(self, state: dict[str, Any] | None, problems: dict[Path, str]) -> None:
         training = self.training
         instead = "starting again" if state is None else "resuming from the previous one"
-        # Their step numbers may exceed those of new checkpoints.
+        # The step numbers of damaged checkpoints may exceed those of new ones.
         training.notes += [f"{set_aside(*each)}; {instead}" for each in problems.items()]
         state = shared_by(self.fabric, state)
         if state is None:

@@ -1,5 +1,5 @@
 """Distributed training: devices, processes, and batch normalization over the global batch, so that several
-processes compute what one does."""
+processes compute the same as one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_fabric(recipe: Recipe) -> Fabric:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = int(os.environ["WORLD_SIZE"]) // devices
     with warnings.catch_warnings():
-        # Fabric warns and uses bf16 instead; here it is an error, below.
+        # Fabric warns and uses bf16 instead; below, this is an error.
         warnings.filterwarnings("ignore", ".*AMP with fp16 is not supported on CPU")
         try:
             fabric = Fabric(
@@ -34,7 +34,7 @@ def make_fabric(recipe: Recipe) -> Fabric:
         except (ValueError, RuntimeError) as error:  # raised for an unavailable device
             raise UserError(f"accelerator={recipe.accelerator!r} is not available: {error}") from error
     if recipe.precision == "16-mixed" and fabric.device.type == "cpu":
-        raise UserError("precision='16-mixed' needs a GPU; on a CPU there are '32' and 'bf16-mixed'")
+        raise UserError("precision='16-mixed' needs a GPU; a CPU supports '32' and 'bf16-mixed'")
     fabric.launch()
     if fabric.world_size > 1:
         atexit.register(_destroy_process_group)
@@ -42,7 +42,8 @@ def make_fabric(recipe: Recipe) -> Fabric:
 
 
 def _destroy_process_group() -> None:
-    """Fabric does this for NCCL only.  The threads of gloo, left running, often abort a process at exit."""
+    """Fabric does this for NCCL only.  If the threads of gloo keep running, they often abort the process at
+    exit."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
@@ -53,7 +54,7 @@ def shared_by(fabric: Fabric, value: Any) -> Any:
 
 
 class _Sum(torch.autograd.Function):
-    """The differentiable sum over processes.  Each computes its own loss from it, so gradients add up too."""
+    """The differentiable sum over processes.  Each process has its own loss, so gradients are summed too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ class _Sum(torch.autograd.Function):
 
 
 class SharedBatchNorm(_BatchNorm):
-    """SyncBatchNorm for CPUs, which torch.nn.SyncBatchNorm does not support.  Same parameters and state."""
+    """SyncBatchNorm for CPUs, which torch.nn.SyncBatchNorm does not support; same parameters and state."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

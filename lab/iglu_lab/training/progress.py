@@ -140,8 +140,8 @@ class TensorBoard(Observer):
 
 
 class StopOnSignal(Observer):
-    """The first Ctrl-C or SIGTERM stops the run at a checkpoint, the second at once.  With ``is_idle`` the
-    first one does too, until a run has started."""
+    """The first Ctrl-C or SIGTERM stops the run at a checkpoint, the second one immediately.  With
+    ``is_idle``, the first one also stops immediately until a run has started."""
 
     def __init__(self, is_idle: bool = False) -> None:
         self.is_idle = is_idle

@@ -14,9 +14,9 @@ from iglu_lab.training.loop import Observer, Training
 
 class TailObserver(Observer):
     """Every ``every`` epochs, and after the last, adds ``tails`` to the epoch's line of metrics: for each
-    layer alpha, a Gaussian's at the same n and k, the excess over it with its interval, and the robust SD
-    (as "scale"), from the first batches of the test set.  The probe restores what it touches, so that the run
-    is the same with it as without."""
+    layer alpha, that of a Gaussian at the same n and k, the excess with its interval, and the robust SD (as
+    "scale"), from the first batches of the test set.  The probe restores all state, so that it does not
+    change the run."""
 
     def __init__(self, every: int = 10, batches: int = 1, k: int | None = 100) -> None:
         if every < 1 or batches < 1:

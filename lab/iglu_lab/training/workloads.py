@@ -38,7 +38,7 @@ from iglu_lab.training.seeds import derive_seed
 # Called with the number of classes, make_activation, and whether to use normalization.
 MakeImageModel = Callable[[int, MakeActivation, bool], nn.Module]
 
-# A function, or a configuration of which the data sets some fields.  Those that are not in the paper are for
+# A function, or a configuration with some fields set by the data.  Models that are not in the paper are for
 # small machines.
 Model = MakeImageModel | ViTConfig | GPT2Config | MLPConfig
 MODELS: dict[str, Model] = {
@@ -89,7 +89,7 @@ class Workload(ABC):
         """The summed training loss and the number of correct predictions."""
 
     def test_batches(self, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """The share of this process of the test set, in batches."""
+        """This process's share of the test set, in batches."""
         return self._test_batches(
             slice(rank, None, world), max(self.recipe.batch_size // self.recipe.gradient_accumulation, 1)
         )
@@ -179,26 +179,26 @@ class ImageWorkload(Workload):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, the class-balanced accuracy of the batch, the number of batches (1), and per class the
         number of correct predictions, then of samples."""
-        is_right = outputs.argmax(1) == targets
-        right = torch.bincount(targets[is_right], minlength=self.classes).float()
-        there = torch.bincount(targets, minlength=self.classes).float()
-        is_there = there > 0
+        is_correct = outputs.argmax(1) == targets
+        correct = torch.bincount(targets[is_correct], minlength=self.classes).float()
+        counts = torch.bincount(targets, minlength=self.classes).float()
+        is_present = counts > 0
         return torch.cat(
             [
                 F.cross_entropy(outputs.float(), targets, reduction="sum").view(1),
-                (right[is_there] / there[is_there]).mean().view(1),
-                there.new_ones(1),
-                right,
-                there,
+                (correct[is_present] / counts[is_present]).mean().view(1),
+                counts.new_ones(1),
+                correct,
+                counts,
             ]
         )
 
     def test_metrics(self, sums: list[float]) -> dict[str, float]:
-        loss, balanced, batches, *counts = sums
-        right, there = torch.tensor(counts, dtype=torch.float64).view(2, self.classes)
+        loss, balanced, batches, *by_class = sums
+        correct, counts = torch.tensor(by_class, dtype=torch.float64).view(2, self.classes)
         metrics = {
-            "test_loss": loss / there.sum().item(),
-            "test_acc": 100 * (right.sum() / there.sum()).item(),
+            "test_loss": loss / counts.sum().item(),
+            "test_acc": 100 * (correct.sum() / counts.sum()).item(),
         }
         if self.recipe.ratio > 1:
             if self._has_papers_batches:
@@ -207,7 +207,7 @@ class ImageWorkload(Workload):
             for index, shot in enumerate(SHOTS):
                 is_in = shots == index
                 if is_in.any():
-                    metrics[f"test_acc_{shot}"] = 100 * (right[is_in].sum() / there[is_in].sum()).item()
+                    metrics[f"test_acc_{shot}"] = 100 * (correct[is_in].sum() / counts[is_in].sum()).item()
         return metrics
 
     def train_metrics(self, loss: float, weight: float, correct: float, samples: int) -> dict[str, float]:
@@ -327,8 +327,8 @@ class ContinualWorkload(Workload):
         return float(len(rows))
 
     def score(self, outputs: Tensor, targets: Tensor) -> Score:
-        is_right = outputs.detach().argmax(1) == targets
-        return Score(F.cross_entropy(outputs, targets, reduction="sum"), is_right.sum())
+        is_correct = outputs.detach().argmax(1) == targets
+        return Score(F.cross_entropy(outputs, targets, reduction="sum"), is_correct.sum())
 
     def _test_batches(self, rows: slice, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         inputs, labels = (torch.split(values[rows], size) for values in self.data(self.number))
@@ -350,7 +350,7 @@ def _exp(loss: float) -> float:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Check that model and activation are known here; a stored run may have others."""
+    """Check that model and activation are registered; those of a stored run may not be."""
     try:
         check_choice("model", recipe.model, MODELS)
         zoo.parse(recipe.activation)
@@ -373,7 +373,7 @@ def load_workload(
     else:
         kind, sets = ImageWorkload, list(IMAGE_SETS)
     if sets is None and recipe.dataset in (*IMAGE_SETS, *CONTINUAL_SETS):
-        raise UserError(f"{recipe.model} needs text, {recipe.dataset} has images")
+        raise UserError(f"{recipe.model} needs text, but {recipe.dataset} has images")
     if sets is not None and recipe.dataset not in sets:
         error = unknown(f"dataset for {recipe.model}, which needs images:", recipe.dataset, sets)
         raise UserError(f"{error} {IMPORT_HINT}")

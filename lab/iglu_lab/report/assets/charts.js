@@ -1,7 +1,7 @@
 "use strict";
 
-/* What the charts share: colors that follow the theme, line styles, chips to choose by, drawing, the numbers
-   behind each as a file, and the whole screen for it. */
+/* Shared by all charts: colors of the theme, line styles, checkboxes, drawing, CSV download, and the full-screen
+   view. */
 
 function create(tag, properties, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -16,13 +16,13 @@ const DASHES = [
   ["longdashdot", "9 2 1.5 2"],
 ];
 
-/** The style of the i-th of many, and of its variants in the same color; a dash tells apart without color. */
+/** The style of a line by its index; variants have the same color.  Dashes distinguish lines without color. */
 function lineStyle(index, variant = 0) {
   const [dash, swatch] = DASHES[(Math.floor(index / COLORS) + variant) % DASHES.length];
   return { variable: `--line-${index % COLORS}`, dash, swatch };
 }
 
-/** A color of the style sheet as the current theme resolves it, for Plotly reads no variables. */
+/** Resolve a color of the style sheet in the current theme, since Plotly does not read CSS variables. */
 function color(variable, alpha = 1) {
   const sample = create("span");
   sample.style.color = `var(${variable})`;
@@ -32,12 +32,12 @@ function color(variable, alpha = 1) {
   return `rgba(${red}, ${green}, ${blue}, ${alpha})`;
 }
 
-/** Plotly takes some HTML in its labels; a name is to be shown as it is. */
+/** Escape a name, since Plotly interprets some HTML in labels. */
 function plain(text) {
   return String(text).replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 }
 
-/** Plotly, unpacked; the page's policy knows it by its hash. */
+/** Decompress and load Plotly; the page's policy allows it by its hash. */
 const plotly = (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (sign) => sign.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -45,10 +45,10 @@ const plotly = (async () => {
   return Plotly;
 })();
 
-const charts = new Map(); // element -> function that draws it, for when the theme changes
+const charts = new Map(); // element -> function that makes its chart, to redraw it when the theme changes
 
-/** Draw `make()`, {traces, layout, label}, into the element, now and whenever the theme changes.  Plotly would
-    make polygons of smooth lines, for it leaves out points that it takes for straight. */
+/** Draw `make()`, {traces, layout, label}, into the element, now and whenever the theme changes.  Without
+    simplification: Plotly's drops points, which turns smooth lines into polygons. */
 function draw(element, make) {
   charts.set(element, make);
   const { traces, layout, label } = make();
@@ -72,7 +72,7 @@ function draw(element, make) {
     showlegend: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: color("--card"), bordercolor: color("--grid"), font: { color: color("--ink") } },
-    // On a touch screen a drag is for scrolling the page.
+    // On a touch screen, dragging scrolls the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     ...layout,
     xaxis: dressed(layout.xaxis),
@@ -81,7 +81,7 @@ function draw(element, make) {
   return plotly.then(({ react }) => react(element, traces, merged, { responsive: true, displayModeBar: false }));
 }
 
-/** Ticks at whole epochs alone. */
+/** Ticks at integer epochs only. */
 function epochAxis(epochs) {
   const rough = (epochs.at(-1) - epochs[0]) / 10;
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
@@ -89,7 +89,7 @@ function epochAxis(epochs) {
   return { title: { text: "epoch" }, zeroline: false, tick0: 0, dtick, tickformat: "d" };
 }
 
-/** The area between two curves; where either has no number it ends. */
+/** The area between two curves, over the points where both have a number. */
 function bandOf(x, low, high, fillcolor) {
   const inside = x.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
   const back = inside.slice().reverse();
@@ -101,8 +101,8 @@ function bandOf(x, low, high, fillcolor) {
   };
 }
 
-/** Means over epochs, and below them the bands of those with several seeds, so faint that many over each other
-    do not bury the lines; `look(curve, i)` is {name, mode, width, style} of a line. */
+/** Means over epochs, and below them a faint band for each curve with several seeds; `look(curve, i)` is
+    {name, mode, width, style} of a line. */
 function epochTraces(curves, look) {
   const looks = curves.map(look);
   const alpha = Math.max(0.03, 0.2 / (curves.length + 1));
@@ -117,7 +117,7 @@ function epochTraces(curves, look) {
   return bands.concat(lines);
 }
 
-/** A tick box with a sample of its line; calls `changed(isChecked)`. */
+/** A checkbox with a sample of its line; calls `changed(isChecked)`. */
 function chip({ label, style: { variable, swatch }, isChecked }, changed) {
   const input = create("input", { type: "checkbox", checked: isChecked });
   input.addEventListener("change", () => changed(input.checked));
@@ -133,9 +133,9 @@ function chip({ label, style: { variable, swatch }, isChecked }, changed) {
   return create("label", {}, input, picture, create("span", { textContent: label }));
 }
 
-/* -- the numbers behind a figure, and the whole screen for it --------------------------------------- */
+/* -- CSV download and full-screen view --------------------------------------------------------------- */
 
-/** A line for each row; what a spreadsheet would take for a formula is quoted. */
+/** One line per row; text that a spreadsheet would interpret as a formula is quoted. */
 function csvText(rows) {
   const cell = (value) => {
     const text = value === null || value === undefined ? "" : String(value);
@@ -151,7 +151,7 @@ function download(name, rows) {
   setTimeout(() => URL.revokeObjectURL(href));
 }
 
-/** Of a chart: what is drawn, a point a line; of a range around it both ends. */
+/** The plotted points of charts, one per row, with both ends of their range. */
 function rowsOfCharts(elements) {
   const rows = [["panel", "series", "x", "y", "low", "high"]];
   for (const element of elements) {
@@ -162,7 +162,7 @@ function rowsOfCharts(elements) {
   return rows;
 }
 
-/** Of a table: its texts, and the number that a cell stands for. */
+/** The texts of a table, each with the number behind its cell. */
 function rowsOfTable(table) {
   const text = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
   const lines = [...table.rows].filter((row) => !row.classList.contains("axis"));
@@ -182,7 +182,7 @@ function tool(label, title, press) {
 
 const toolLine = (...tools) => create("p", { className: "tools" }, ...tools);
 
-/** Into the dialog and back to where it was, for a dialog keeps the focus and knows the escape key. */
+/** Move a figure into the dialog, and back on close; a dialog keeps the focus and handles the Escape key. */
 function enlarge(figure, dialog) {
   const mark = document.createComment("");
   figure.replaceWith(mark);

@@ -1,8 +1,8 @@
 "use strict";
 
-/* The activations that take a sigma, in double precision; u = sigma x.  The library's own kernels cannot run
-   here, so these are closed forms of their own, held against the library by a test.  A gate is written as its
-   tail probability on the side where that is small, so that nothing cancels however far out x is. */
+/* The activations that take a sigma, in double precision; u = sigma x.  The library's kernels cannot run in a
+   browser, so these are separate closed forms, compared with the library by a test.  A gate is computed from its
+   tail probability on the side where that is small, which avoids cancellation for any x. */
 const FORMULAS = (() => {
   const { PI, abs, atan2, exp, sqrt } = Math;
 
@@ -11,10 +11,10 @@ const FORMULAS = (() => {
 
   const cauchyTail = (a) => atan2(1, a) / PI;
 
-  /* Student's t with 3 degrees of freedom beyond sqrt(3) a: (arctan(1/a) - a/(1+a^2))/pi.  Far out the two
-     agree in all digits but the last; a/(1+a^2) is the first term of Euler's series for the arctangent,
+  /* Student's t with 3 degrees of freedom beyond sqrt(3) a: (arctan(1/a) - a/(1+a^2))/pi.  For large a the two
+     terms cancel, but a/(1+a^2) is the first term of Euler's series for the arctangent,
        arctan(1/a) = sum over n of  prod_{j<=n} 2j/(2j+1)  s^n  a s,   s = 1/(1+a^2),
-     so the difference is the rest of that series, in which every term is positive. */
+     so the difference is the sum of the other terms, which are all positive. */
   function studentTail(a) {
     const s = 1 / (1 + a * a);
     if (a < 1) return (atan2(1, a) - a * s) / PI;
@@ -29,8 +29,8 @@ const FORMULAS = (() => {
 
   const normalDensity = (u) => exp((-u * u) / 2) / sqrt(2 * PI);
 
-  /* The normal tail: near the middle 1/2 - phi (a + a^3/3 + a^5/(3*5) + ...), beyond by the continued
-     fraction of Mills' ratio, 1/(a + 1/(a + 2/(a + 3/(a + ...)))). */
+  /* The normal tail: 1/2 - phi (a + a^3/3 + a^5/(3*5) + ...) for small a, otherwise by the continued fraction
+     of Mills' ratio, 1/(a + 1/(a + 2/(a + 3/(a + ...)))). */
   function normalTail(a) {
     if (a < 2) {
       let term = a;

@@ -24,13 +24,13 @@ byId("theme").addEventListener("click", () => {
   try {
     localStorage.setItem(THEME_KEY, root.dataset.theme);
   } catch {
-    // not remembered
+    // the choice is not stored
   }
   changeTheme();
 });
 systemIsDark.addEventListener("change", changeTheme);
 
-// Paper is white.
+// Print in the light theme.
 let themeOnScreen;
 addEventListener("beforeprint", () => {
   themeOnScreen = root.dataset.theme;
@@ -52,12 +52,12 @@ const VIEWS = {
   curvature: { label: "Second derivative", axis: "f″(x)", range: [-0.2, 0.9] },
   tail: { label: "Tail", axis: "|f′(x)|" },
 };
-const REACH = 4; // of x, at first
+const REACH = 4; // initially, x is from -REACH to REACH
 
 const FIRST_SHOWN = DATA.explorer.activations.filter((each) => each.is_shown).map((each) => each.name);
 const explorer = { view: "value", sigma: 1, shown: new Set(FIRST_SHOWN) };
 
-/** What is seen is in the address, as #sigma=2&view=slope&show=iglu,relu, as far as it is not what comes first. */
+/** The state of the explorer as #sigma=2&view=slope&show=iglu,relu; `show` only if it is not the default. */
 function addressOfExplorer() {
   const shown = [...explorer.shown].join(",");
   const parts = new URLSearchParams({ sigma: explorer.sigma, view: explorer.view });
@@ -75,17 +75,17 @@ function readAddress() {
   }
 }
 
-/** After a control was used; a browser that keeps the address to itself keeps it. */
+/** Update the address and the chart after a control was used; some browsers do not allow the former. */
 function changeExplorer() {
   try {
     history.replaceState(null, "", addressOfExplorer());
   } catch {
-    // the page works without
+    // the page works without it
   }
   updateExplorer();
 }
 
-/** The common grid, and where u = sigma x is of order 1 as many points again, however narrow that is. */
+/** The common grid, with additional points where u = sigma x is of order 1. */
 function gridFor(sigma) {
   const near = Array.from({ length: 120 }, (_, i) => 10 ** (-2 + (i * 4) / 120) / sigma);
   const reach = -DATA.explorer.x[0];
@@ -93,7 +93,7 @@ function gridFor(sigma) {
   return DATA.explorer.x.concat(extra).sort((a, b) => a - b);
 }
 
-/** A step far greater than its neighbors is a jump, and leaves a gap. */
+/** Insert a gap at each jump: a step much larger than its neighbors. */
 function withGaps(x, y) {
   const step = (i) => (i < 0 || i + 1 >= y.length ? 0 : Math.abs(y[i + 1] - y[i]));
   const [openX, openY] = [[], []];
@@ -113,7 +113,7 @@ function curveOf({ name, curves }, view, sigma) {
   if (view === "tail") {
     const x = DATA.explorer.tail_x;
     const slopes = curves ? curves.tail : x.map((each) => formula.slope(each, sigma));
-    // a logarithm has no 0
+    // 0 has no logarithm
     return { x: x.map((each) => -each), y: slopes.map((slope) => Math.abs(slope) || null) };
   }
   const x = curves ? DATA.explorer.x : gridFor(sigma);
@@ -151,7 +151,7 @@ function explorerChart() {
   };
 }
 
-/** The range, widened to what the curves need. */
+/** The range, widened to contain the curves. */
 function reachOf(traces, [low, high]) {
   for (const { y } of traces) {
     for (const value of y) {
@@ -174,7 +174,7 @@ function tailLayout() {
       line: { color: color("--axis"), dash: "dot", width: 1 },
     }],
     annotations: [{
-      text: `float16 ends here: ${half.toExponential(1)}`, xref: "paper", x: 0.01, xanchor: "left",
+      text: `smallest float16: ${half.toExponential(1)}`, xref: "paper", x: 0.01, xanchor: "left",
       y: Math.log10(half), yanchor: "top", showarrow: false, font: { size: 12 },
     }],
   };
@@ -235,7 +235,7 @@ for (const [view, { label }] of Object.entries(VIEWS)) {
   byId("views").append(create("label", {}, input, create("span", { textContent: label })));
 }
 
-const boxes = new Map(); // name -> its tick box
+const boxes = new Map(); // name -> its checkbox
 DATA.explorer.activations.forEach(({ name, label, is_shown: isFirst, curves }, index) => {
   const element = chip({ label, style: lineStyle(index), isChecked: false }, (isChecked) => {
     explorer.shown[isChecked ? "add" : "delete"](name);
@@ -246,7 +246,7 @@ DATA.explorer.activations.forEach(({ name, label, is_shown: isFirst, curves }, i
 });
 byId("more-count").textContent = byId("takes-none").querySelectorAll("input").length;
 
-/** As the address has it, also one that was typed or followed later. */
+/** Show the state in the address, also after it was edited or a link was followed. */
 function showAddress() {
   readAddress();
   setSigma(explorer.sigma);
@@ -260,7 +260,7 @@ showAddress();
 
 /* -- curves over epochs ----------------------------------------------------------------------------- */
 
-/** By label: the color that the explorer gives the activation, and a dash for each of its sigmas. */
+/** Styles by label: the color of the activation in the explorer, and one dash per sigma. */
 function stylesOfCurves() {
   const known = DATA.explorer.activations.map((each) => each.name);
   const styles = new Map();
@@ -279,7 +279,7 @@ function stylesOfCurves() {
 const curveStyles = stylesOfCurves();
 const hiddenCurves = new Set();
 
-/** Around the curves once they have settled: where they begin says little, and hides all else. */
+/** The range of the curves without their first third, which would compress the rest. */
 function settledRange(curves) {
   const settled = curves.flatMap(({ epochs, mean }) =>
     mean.filter((value, i) => value !== null && epochs[i] > epochs.at(-1) / 3),
@@ -353,7 +353,7 @@ function sigmasChart() {
       xaxis: epochAxis(chosen[0].epochs),
       yaxis: { title: { text: "σ" }, zeroline: false },
     },
-    label: `Learned sigma of ${whose}, by epoch, a line a layer`,
+    label: `Learned sigma of ${whose}, by epoch, one line per layer`,
   };
 }
 
@@ -375,7 +375,7 @@ function probeChart({ layer, alpha, alpha_low: low, alpha_high: high, gaussian }
   return {
     traces: [
       {
-        x: places, y: gaussian, name: "a Gaussian’s", mode: "lines+markers", hovertemplate: "%{y:.3~g}",
+        x: places, y: gaussian, name: "Gaussian", mode: "lines+markers", hovertemplate: "%{y:.3~g}",
         line: { color: color("--line-2"), dash: "dash", width: 1.5 },
         marker: { symbol: "diamond-open", size: 7 },
       },
@@ -410,7 +410,7 @@ function hillChart({ name, hill }, layer) {
   });
   return {
     traces: bands.concat([
-      line(gaussian, "a Gaussian’s, 95%", "--line-2", "dash", { low: curve.gaussian_low, high: curve.gaussian_high }),
+      line(gaussian, "Gaussian, 95%", "--line-2", "dash", { low: curve.gaussian_low, high: curve.gaussian_high }),
       line(xi, "Hill’s ξ, 95% if independent", "--line-0", "solid", { low, high }),
     ]),
     layout: {
@@ -418,7 +418,7 @@ function hillChart({ name, hill }, layer) {
       yaxis: { title: { text: "ξ = 1/α" }, rangemode: "tozero" },
       ...LEGEND_ABOVE,
     },
-    label: `Hill plot of ${layer} of ${name}: xi against k, and a Gaussian's`,
+    label: `Hill plot of ${layer} of ${name}: xi against k, compared with a Gaussian`,
   };
 }
 
@@ -431,13 +431,13 @@ for (const details of document.querySelectorAll(".probe")) {
     if (hill) draw(hill, () => hillChart(probe, layer.value));
   };
   layer?.addEventListener("change", show);
-  details.addEventListener("toggle", show); // a closed one has no width to draw in
+  details.addEventListener("toggle", show); // when closed, it has no width to draw in
   show();
 }
 
 /* -- sorting ---------------------------------------------------------------------------------------- */
 
-/** Numbers before texts, and what has neither last, whichever way the column is sorted. */
+/** Numbers come before texts, in both directions. */
 function compareCells(a, b, direction) {
   const [first, second] = [a, b].map((cell) => parseFloat(cell.dataset.sort));
   if (Number.isNaN(first) !== Number.isNaN(second)) return Number.isNaN(first) ? 1 : -1;
@@ -452,7 +452,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   for (const header of headers) {
     header.querySelector("button").addEventListener("click", () => {
       const next = { ascending: "descending", descending: null }[header.getAttribute("aria-sort")];
-      const order = next === undefined ? "ascending" : next; // the third press brings back the first order
+      const order = next === undefined ? "ascending" : next; // the third click restores the original order
       for (const each of headers) each.removeAttribute("aria-sort");
       if (order) header.setAttribute("aria-sort", order);
       const column = Number(header.dataset.column);
@@ -468,7 +468,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const PLOTLY_DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
 const SYMBOLS = { "o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "P": "cross", "X": "x", "*": "star", ".": "circle", "x": "x-thin-open" };
 
-/** A color that was chosen for white paper, against the page: lighter in the dark, and never black. */
+/** Adapt a color that was chosen for white paper to the theme: lighter on a dark page. */
 function onPage(hex, alpha = 1) {
   const channels = [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
   const light = (0.3 * channels[0] + 0.59 * channels[1] + 0.11 * channels[2]) / 255;
@@ -505,7 +505,7 @@ function panelChart({ title, labels, scales, limits, lines }, name) {
   };
 }
 
-/** The lines of all panels, each once. */
+/** The legend: the lines of all panels, without duplicates. */
 function keyOf(panels) {
   const known = new Map(panels.flatMap(({ lines }) => lines).filter(({ label }) => label).map((each) => [each.label, each]));
   return [...known.values()].map(({ label, color: hex, dash, marker }) => {
@@ -546,7 +546,7 @@ for (const holder of document.querySelectorAll(".scroll, table.forest")) {
 
 /* -- addresses -------------------------------------------------------------------------------------- */
 
-/** What an address names may lie in something closed. */
+/** Scroll to the target of the address, which may be inside closed details. */
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   let closed = target?.closest("details:not([open])");

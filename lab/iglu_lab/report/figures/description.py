@@ -1,4 +1,4 @@
-"""A figure in numbers, apart from who renders it."""
+"""The numbers of a figure, independent of its renderer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Limits = tuple[float, float] | None
 class Line:
     """A curve, or with ``dash=""`` points; ``low`` and ``high`` are the ends of a band around it."""
 
-    label: str  # empty for what the legend leaves out
+    label: str  # empty: not in the legend
     x: Sequence[float]
     y: Sequence[float]
     color: str
-    dash: Any = "-"  # as Matplotlib has it
+    dash: Any = "-"  # a line style of Matplotlib
     marker: str = ""
     width: float = 1.5
     low: Sequence[float] = ()
@@ -37,18 +37,18 @@ class Panel:
     lines: tuple[Line, ...]
     scales: tuple[str, str] = ("linear", "linear")
     limits: tuple[Limits, Limits] = (None, None)
-    names: tuple[str, ...] = ()  # at 0, 1 ... of the vertical axis, the first on top
+    names: tuple[str, ...] = ()  # labels at 0, 1 ... of the vertical axis, the first on top
 
 
 @dataclass(frozen=True)
 class Figure:
-    """``alt`` says in words what is seen; ``paths`` are the files that were written."""
+    """``alt`` describes the figure in words; ``paths`` are the files that were written."""
 
     key: str
     title: str
     alt: str
     panels: tuple[Panel, ...]
-    is_on_page: bool = False  # the page shows the others' numbers in another form
+    is_on_page: bool = False  # of other figures, the page shows the numbers in another form
     size: tuple[float, float] = (7.2, 3.4)  # inches
     columns: int = 3
     legend: Literal["inside", "below"] = "below"
@@ -58,14 +58,14 @@ class Figure:
 def activation_line(
     activation: str, label: str, x: Sequence[float], y: Sequence[float], **options: Any
 ) -> Line:
-    """In the color, dash and width that the activation has in every figure."""
+    """A line with the color, dash and width that the activation has in every figure."""
     look = style.line(activation)
     chosen = {"dash": look["linestyle"], "width": look["linewidth"], **options}
     return Line(label, x, y, look["color"], **chosen)
 
 
 def key_of(text: str) -> str:
-    """Safe as a file's name and as an anchor.
+    """Convert a text to a file name and anchor.
 
     >>> key_of("curves-gpt2-python lr=0.002")
     'curves-gpt2-python-lr-0.002'

@@ -24,9 +24,9 @@ def function_figures() -> Iterator[Figure]:
     yield Figure(
         "figure1",
         "Figure 1. Activations, and GELU_a for growing a",
-        "Left: ReLU, GELU and IGLU at sigma = 1 from x = -5 to 5; IGLU lies lowest for negative x and tends "
+        "Left: ReLU, GELU and IGLU at sigma = 1 from x = -5 to 5; IGLU is lowest for negative x and tends "
         "to -1/pi. Right: x Phi(a x) for a from 0, a straight line of slope one half, to 10, close to ReLU; "
-        "the argument of its cubic term is (a x), not a x alone as in the paper's picture.",
+        "its cubic term is (a x)^3, unlike in the paper's figure.",
         (_activations(), _family("gelu_a", "GELU_a", "a", gelu_scaled, (-1, 2.5))),
         is_on_page=True,
         size=(7.2, 3.1),
@@ -36,7 +36,7 @@ def function_figures() -> Iterator[Figure]:
         "figure2",
         "Figure 2. IGLU for six values of sigma",
         "IGLU from x = -5 to 5 for sigma = 0, 0.1, 0.5, 1, 5 and 10: from the straight line x/2 to a curve "
-        "close to ReLU, the sharper the greater sigma.",
+        "close to ReLU, sharper for larger sigma.",
         (_family("iglu", "IGLU", SIGMA, iglu.iglu, (-1, 3)),),
         is_on_page=True,
         size=(4.6, 3.4),
@@ -58,8 +58,8 @@ def function_figures() -> Iterator[Figure]:
         "The gradient in the negative tail",
         "Gradient of IGLU at sigma = 1 against -x in log-log, one panel each for float32, bfloat16 and "
         "float16. This library follows the power law 2/(3 pi |x|^3) down to the smallest number of the "
-        "format; the textbook formula leaves it, with crosses where its sign is wrong; GELU's gradient "
-        "underflows to 0 before |x| = 15.",
+        "format; the textbook formula deviates from it, with crosses where its sign is wrong; GELU's "
+        "gradient underflows to 0 before |x| = 15.",
         tuple(map(tail_panel, PRECISIONS)),
         is_on_page=True,
         size=(9.4, 3.6),
@@ -110,7 +110,7 @@ def _gates(largest: float) -> Panel:
     return Panel("", ("x", "Z - Z_approx"), tuple(lines), limits=((-30, 30), (-0.029, 0.036)))
 
 
-# The smallest and largest value of the panels' axes: as far as each precision reaches.
+# The smallest y and the largest x of the panels, by the range of each precision.
 _FLOORS = {torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-9}
 _REACHES = {torch.float32: 1e6, torch.bfloat16: 1e6, torch.float16: 6e4}
 

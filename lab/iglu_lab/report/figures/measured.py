@@ -19,13 +19,13 @@ from iglu_lab.report.planned import Judged, judged, samples_of, unit_of
 from iglu_lab.stats.comparison import METRIC_LABELS, Sample, setting_label
 from iglu_lab.stats.style import BLACK, BLUE, GREY, OTHER, color
 
-_MOST_LINES = 12  # of curves in one figure
+_MOST_LINES = 12  # activations per figure
 _MOST_OF_A_KIND = 6
-_HILL_PANELS = 6  # of so many layers, spread over the depth
+_HILL_PANELS = 6  # layers per figure, evenly spaced over the depth
 
 
 def measured_figures(found: Gathered, curves: Sequence[EpochCurve]) -> Iterator[Figure]:
-    """Of each kind at most so many, for a sweep may have hundreds of settings; tables and page have all."""
+    """A limited number of each kind: a sweep may have hundreds of settings; tables and page have all."""
     kinds = (
         _speeds(found), _comparisons(found), _plasticity(found), _training(curves), _shots(found),
         _hills(found),
@@ -38,7 +38,7 @@ def measured_figures(found: Gathered, curves: Sequence[EpochCurve]) -> Iterator[
 
 
 def _speeds(found: Gathered) -> Iterator[Figure]:
-    """For each device, precision and number of threads, the session with most sizes, the newest of equals."""
+    """For each device, precision and number of threads, the session with most sizes (ties: the newest)."""
     best: dict[tuple[Any, ...], tuple[int, list[Timing]]] = {}
     for session in sorted(found.sessions, key=lambda session: session.date, reverse=True):
         for key, rows in grouped(session.rows, "operation", "device", "dtype", "threads").items():
@@ -53,7 +53,7 @@ def _speeds(found: Gathered) -> Iterator[Figure]:
 
 
 def _comparisons(found: Gathered) -> Iterator[Figure]:
-    """Of each open grid whose plan names its comparisons: the gains with their intervals, and the margin."""
+    """For each open grid whose plan names its comparisons: the gains with their intervals, and the margin."""
     for planned in found.planned:
         is_open = planned.is_second_round and planned.samples
         shown = [each for each in (judged(planned) if is_open else ()) if each.estimate is not None]
@@ -97,7 +97,7 @@ def _curve_line(curve: EpochCurve, per_epoch: int = 1) -> Line:
 
 
 def curve_panel(title: str, curves: Sequence[EpochCurve], x_label: str, per_epoch: int = 1) -> Panel:
-    """As high as the means: a band of two seeds can be a hundred times as wide as all means lie apart."""
+    """The y range is that of the means: the band of two seeds can be a hundred times as wide."""
     means = [value for curve in curves for value in curve.mean]
     margin = 0.15 * (max(means) - min(means)) or 1.0
     limits = (None, (min(means) - margin, max(means) + margin))
@@ -121,14 +121,14 @@ def _training(curves: Sequence[EpochCurve]) -> Iterator[Figure]:
             key_of(f"curves-{recipe}"),
             f"Training: {recipe}",
             f"{', '.join(chosen)} over epochs for {len(shown)} activations: "
-            f"mean over {count} seeds, and where there are several the 95% t-interval as a band{more}.",
+            f"mean over {count} seeds, with the 95% t-interval as a band if there are several{more}.",
             tuple(curve_panel(label, curves, "epoch") for label, curves in chosen.items()),
             size=(3.3 * len(metrics), 3.5),
         )
 
 
 def _plasticity(found: Gathered) -> Iterator[Figure]:
-    """Accuracy and dead units over the tasks of a continual grid that is open."""
+    """For each open continual grid: accuracy and dead units over the tasks."""
     for planned in found.planned:
         samples = list(samples_of(planned).values())
         if not samples or samples[0].setting.kind != "continual":
@@ -142,7 +142,7 @@ def _plasticity(found: Gathered) -> Iterator[Figure]:
         ]
         yield Figure(
             key_of(f"tasks-{planned.grid.title}"),
-            f"Learning one task after another: {planned.grid.title}",
+            f"Continual learning: {planned.grid.title}",
             f"Accuracy and share of dead units over the tasks for {len(samples)} activations: mean over "
             "seeds with the 95% t-interval as a band.",
             tuple(panels),
@@ -187,7 +187,7 @@ def _shot_panel(samples: Sequence[Sample], metric: str) -> Panel:
 
 
 def _hills(found: Gathered) -> Iterator[Figure]:
-    """Of probes whose file has the curve."""
+    """For each probe whose file has Hill curves."""
     for probe in found.probes:
         if probe.body["hill"]:
             yield hill_figure(key_of(f"hill-{probe.name}"), probe.name, probe.body["hill"], _HILL_PANELS)

@@ -12,7 +12,7 @@ from iglu_lab.stats.style import axes, legend_below, names_down, pictures, save
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> tuple[Figure, ...]:
-    """Write each as PNG and SVG."""
+    """Write each figure as PNG and SVG."""
     written = []
     with pictures():
         for figure in figures:
@@ -22,7 +22,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> tuple[Figure, ...]
 
 
 def draw(figure: Figure) -> Any:
-    """By Matplotlib."""
+    """Draw a figure with Matplotlib."""
     columns = min(figure.columns, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
     has_names = any(panel.names for panel in figure.panels)
@@ -41,7 +41,7 @@ def draw(figure: Figure) -> Any:
 
 
 def draw_panel(axis: Any, panel: Panel) -> None:
-    """Onto axes of Matplotlib."""
+    """Draw a panel on axes of Matplotlib."""
     for line in panel.lines:
         axis.plot(
             line.x, line.y, label=line.label or "_", color=line.color, linestyle=line.dash or "none",
@@ -57,7 +57,7 @@ def draw_panel(axis: Any, panel: Panel) -> None:
 
 
 def numbers(figure: Figure) -> dict[str, Any]:
-    """For the page, ready for JSON."""
+    """The numbers of a figure for the page, ready for JSON."""
     panels = [
         {**dataclasses.asdict(panel), "lines": [_line_numbers(line) for line in panel.lines]}
         for panel in figure.panels
@@ -66,7 +66,7 @@ def numbers(figure: Figure) -> dict[str, Any]:
 
 
 def _line_numbers(line: Line) -> dict[str, Any]:
-    """In as many digits as a screen can show."""
+    """The numbers of a line, rounded to 5 digits."""
     columns = {
         name: [float(f"{value:.5g}") for value in getattr(line, name)] for name in ("x", "y", "low", "high")
     }

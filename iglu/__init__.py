@@ -38,4 +38,4 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-integrations.teach_transformers()
+integrations.register_on_import()

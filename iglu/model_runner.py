@@ -63,7 +63,7 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def as_it_was(model: nn.Module, training: bool = False, buffers: bool = True) -> Iterator[None]:
+def restored_afterwards(model: nn.Module, training: bool = False, buffers: bool = True) -> Iterator[None]:
     """Run in this mode, uncompiled; then restore modes, random states and, with ``buffers``, buffers."""
     modes = [(module, module.training) for module in model.modules()]
     kept = [

@@ -21,7 +21,7 @@ from iglu.functional import DEFAULT_SIGMA, Approximate, Save
 from iglu.kernels import reference
 
 
-def _refuse_script(self: nn.Module) -> nn.Module:
+def _raise_not_scriptable(self: nn.Module) -> nn.Module:
     """Called by ``torch.jit.script``, which would otherwise fail later, with unrelated errors."""
     raise NotImplementedError(
         f"torch.jit.script does not support {type(self).__name__}: use torch.compile, torch.export or "
@@ -34,7 +34,7 @@ class SigmaModule(nn.Module):
 
     log_sigma: nn.Parameter
     free_sigma: nn.Parameter
-    __prepare_scriptable__ = _refuse_script
+    __prepare_scriptable__ = _raise_not_scriptable
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class ScaledGELU(SigmaModule):
 class XATLU(nn.Module):
     """xATLU (Huang, 2024): x ((1 + 2 alpha) Z(x; 1) - alpha), its range expanded by a learned alpha."""
 
-    __prepare_scriptable__ = _refuse_script
+    __prepare_scriptable__ = _raise_not_scriptable
 
     def __init__(
         self,

@@ -152,7 +152,7 @@ def _examine(
     seen |= new
     counts["swapped"] += 1
     # Configs take most of the time, and matter only where a forward looks up a name in one.
-    with mock.patch("iglu.integrations.transformers.settle_configs", return_value=([], [])):
+    with mock.patch("iglu.integrations.transformers.update_configs", return_value=([], [])):
         record = iglu.swap(model, "iglu:5")
     if record.functional:
         record.undo()

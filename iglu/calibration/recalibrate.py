@@ -21,7 +21,7 @@ from iglu.calibration.closed_form import CannotCorrectError, Correction, Pair, c
 from iglu.calibration.dataflow import CalibrationTarget, find_targets
 from iglu.calibration.synchronized import PausedForward, no_autocast, paused_forwards
 from iglu.functional import check_choice
-from iglu.model_runner import Forward, as_it_was, device_of, each_batch, inputs_of, move, run
+from iglu.model_runner import Forward, device_of, each_batch, inputs_of, move, restored_afterwards, run
 from iglu.modules import IGLU
 from iglu.surgery.activations import has_parameters, is_activation, signature
 from iglu.surgery.record import Change, Record, Row, Swap, put_back
@@ -134,7 +134,7 @@ def recalibrate(
     record = Recalibration()
     activations = _changed(model, like, record)
     try:
-        with as_it_was(model, buffers=False), as_it_was(like):
+        with restored_afterwards(model, buffers=False), restored_afterwards(like):
             targets = find_targets(model, activations, lambda: call(model, data[0]))
             fed = {place for target in targets for place in target.activations}
             for place in activations.keys() - fed if method != "norms" else ():
@@ -248,7 +248,7 @@ def _correctable(
     for target in targets:
         if method == "norms" and not target.is_norm:
             continue
-        reason = _why_not(target, method, users)
+        reason = _unsupported_reason(target, method, users)
         if reason:
             record.left.append(Uncorrected(target.place, reason))
         else:
@@ -256,7 +256,7 @@ def _correctable(
     return found
 
 
-def _why_not(target: CalibrationTarget, method: str, users: Mapping[int, int]) -> str:
+def _unsupported_reason(target: CalibrationTarget, method: str, users: Mapping[int, int]) -> str:
     """Why this layer cannot be corrected, empty if it can."""
     if target.calls > 1:
         return f"a shared layer, called {target.calls} times in a forward"
@@ -304,7 +304,7 @@ def _correct(
     ):
         for number, (target, original) in enumerate(zip(targets, originals, strict=True)):
             reached = [
-                (mine.reach(number), its.reach(number)) for mine, its in zip(given, before, strict=True)
+                (mine.run_to(number), its.run_to(number)) for mine, its in zip(given, before, strict=True)
             ]
             try:
                 pairs = [
@@ -318,7 +318,7 @@ def _correct(
             except CannotCorrectError as why:
                 record.left.append(Uncorrected(target.place, str(why)))
         for mine in given:
-            mine.reach(len(targets))
+            mine.run_to(len(targets))
 
 
 def _mask(batch: Any, place: str) -> Tensor | None:

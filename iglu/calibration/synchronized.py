@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from iglu.model_runner import first_tensor
 
 
-class _Left(BaseException):
+class _Cancelled(BaseException):
     """Ends a forward that is no longer needed; not an Exception, which a model might catch."""
 
 
@@ -59,8 +59,8 @@ class PausedForward(threading.Thread):
         super().__init__(daemon=True)
         self._forward = forward
         self._settings = _thread_settings(_autocast_dtypes(), torch.get_default_device())
-        self._go, self._halted = threading.Semaphore(0), threading.Semaphore(0)
-        self._is_left = False
+        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_cancelled = False
         self._error: BaseException | None = None
         self.stop = -1  # the number of the current stop
         self.value: Tensor | None = None  # the input of the layer at this stop
@@ -70,26 +70,26 @@ class PausedForward(threading.Thread):
     def run(self) -> None:
         self._go.acquire()
         try:
-            if not self._is_left:
+            if not self._is_cancelled:
                 with torch.no_grad(), self._settings:
                     self._forward()
-        except _Left:
+        except _Cancelled:
             pass
-        except BaseException as error:  # raised again by reach()
+        except BaseException as error:  # raised again by run_to()
             self._error = error
         self.is_over, self.value = True, None
-        self._halted.release()
+        self._paused.release()
 
-    def halt(self, stop: int, value: Tensor) -> None:
+    def pause(self, stop: int, value: Tensor) -> None:
         """Pause at a stop; called in the thread itself."""
         self.stop, self.value = stop, value
-        self._halted.release()
+        self._paused.release()
         self._go.acquire()
         self.value = None
-        if self._is_left:
-            raise _Left
+        if self._is_cancelled:
+            raise _Cancelled
 
-    def reach(self, stop: int) -> Tensor | None:
+    def run_to(self, stop: int) -> Tensor | None:
         """Run to a stop and return the input of its layer; None if the forward does not reach it (again).
         A number beyond the last stop runs the forward to its end."""
         while self.stop < stop and not self.is_over:
@@ -98,15 +98,15 @@ class PausedForward(threading.Thread):
                 raise self._error
         return self.value if self.stop == stop else None
 
-    def leave(self) -> None:
-        self._is_left = True
+    def cancel(self) -> None:
+        self._is_cancelled = True
         while not self.is_over:
             self._advance()
         self.join()
 
     def _advance(self) -> None:
         self._go.release()
-        self._halted.acquire()
+        self._paused.acquire()
 
 
 @contextlib.contextmanager
@@ -115,16 +115,16 @@ def paused_forwards(
 ) -> Iterator[list[PausedForward]]:
     """Start each forward in a thread; it pauses before each of the stops, with the input of that layer."""
 
-    def halt(number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def pause(number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         paused = threading.current_thread()
         if isinstance(paused, PausedForward):
-            paused.halt(number, first_tensor(args, kwargs))
+            paused.pause(number, first_tensor(args, kwargs))
 
     with contextlib.ExitStack() as stack:
         for number, module in enumerate(stops):
-            hook = functools.partial(halt, number)
+            hook = functools.partial(pause, number)
             stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         started = [PausedForward(forward) for forward in forwards]
         for paused in started:
-            stack.callback(paused.leave)
+            stack.callback(paused.cancel)
         yield started

@@ -89,14 +89,14 @@ def _reason(library: str, error: Exception) -> str:
     return f"{library} is installed but cannot be imported: {error}"
 
 
-def teach_transformers() -> None:
+def register_on_import() -> None:
     """Register iglu's names with transformers, now if it is imported, otherwise as soon as it is.  A config
     that names ``iglu:5`` can then be loaded if iglu is imported; iglu itself never imports transformers."""
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         if name in sys.modules:
             _register_with_transformers()
         else:
-            sys.meta_path.insert(0, _Arrival(name))
+            sys.meta_path.insert(0, _RegisterOnImport(name))
 
 
 def _register_with_transformers() -> None:
@@ -108,7 +108,7 @@ def _register_with_transformers() -> None:
         warnings.warn(f"transformers does not accept the names of iglu: {error}", stacklevel=2)
 
 
-class _Arrival(MetaPathFinder):
+class _RegisterOnImport(MetaPathFinder):
     """Lets a module's own finder import it, then registers the names of iglu."""
 
     def __init__(self, module: str) -> None:

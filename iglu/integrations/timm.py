@@ -25,12 +25,12 @@ def register() -> None:
 
     Names that timm has keep their meaning.  Calling it again changes nothing."""
     tables, nfnet = require("timm", "layers.create_act", "models.nfnet")
-    _teach(tables, "_ACT_LAYER_DEFAULT", NameTable)
-    _teach(tables, "_ACT_FN_DEFAULT", _Functions)
-    _teach(nfnet, "_nonlin_gamma", _Gammas)
+    _extend_table(tables, "_ACT_LAYER_DEFAULT", NameTable)
+    _extend_table(tables, "_ACT_FN_DEFAULT", _Functions)
+    _extend_table(nfnet, "_nonlin_gamma", _Gammas)
 
 
-def _teach(module: Any, name: str, kind: type[NameTable]) -> None:
+def _extend_table(module: Any, name: str, kind: type[NameTable]) -> None:
     table = getattr(module, name)
     if not isinstance(table, NameTable):
         setattr(module, name, kind(table))

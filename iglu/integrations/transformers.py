@@ -144,7 +144,7 @@ def _initialize(original: Any, model: Any, module: nn.Module, *arguments: Any, *
 
 
 def _save(original: Any, model: Any, *arguments: Any, **options: Any) -> Any:
-    lost = _state_sigmas(model)
+    lost = _update_config_sigmas(model)
     if lost:
         shown = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
         warnings.warn(
@@ -196,7 +196,7 @@ def _write_card(model: Any, folder: pathlib.Path) -> None:
         card.write_text(_CARD.format(kind=type(model).__name__, name=name), encoding="utf-8")
 
 
-def _state_sigmas(model: Any) -> list[str]:
+def _update_config_sigmas(model: Any) -> list[str]:
     """Update the config to the current sigmas of iglu's modules, as after ``act.sigma = 5``; return the
     places that no config can express."""
     ours = {place: module for place, module in model.named_modules() if isinstance(module, SigmaModule)}
@@ -210,10 +210,10 @@ def _state_sigmas(model: Any) -> list[str]:
     moved = [
         place for place, content in _contents(model).items() if place in ours and loaded.get(place) != content
     ]
-    return _settle(model, moved, texts, []) if moved else []
+    return _update_config(model, moved, texts, []) if moved else []
 
 
-def settle_configs(
+def update_configs(
     model: nn.Module, places: list[str], texts: dict[str, str]
 ) -> tuple[list[str], list[Change]]:
     """Update the configs of the transformers models in ``model`` after a swap at ``places``; ``texts`` has
@@ -233,7 +233,7 @@ def settle_configs(
             with suppress(AttributeError):  # a name in an attribute
                 # Trained parameters must not be initialized again.
                 vars(pretrained.get_submodule(place))["_is_hf_initialized"] = True
-        unsaved += [start + place for place in _settle(pretrained, inside, names, changes)]
+        unsaved += [start + place for place in _update_config(pretrained, inside, names, changes)]
     return unsaved, changes
 
 
@@ -245,7 +245,7 @@ def _outermost(module: nn.Module, base: type, prefix: str = "") -> Iterator[tupl
         yield from _outermost(child, base, f"{prefix}.{name}" if prefix else name)
 
 
-def _settle(model: Any, places: list[str], texts: dict[str, str], changes: list[Change]) -> list[str]:
+def _update_config(model: Any, places: list[str], texts: dict[str, str], changes: list[Change]) -> list[str]:
     """Update the fields of the config.  Only the model's own class knows what a field sets: for each field
     that names an activation, change it, build the model on the meta device, and see which places change.  A
     field is updated if all these places got the same new activation."""

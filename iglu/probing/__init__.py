@@ -19,7 +19,7 @@ from torch import nn
 
 from iglu.functional import check_choice
 from iglu.html_table import html_table
-from iglu.model_runner import Forward, as_it_was, device_of, each_batch, move, run
+from iglu.model_runner import Forward, device_of, each_batch, move, restored_afterwards, run
 from iglu.probing.initial import untrained_reason
 from iglu.probing.layers import Layer, LayerIndex, check_sizes
 from iglu.probing.observe import Accumulators, ActivationObserver
@@ -152,7 +152,7 @@ def probe(
     count = 0
     # A batch may take several passes of the model, as when it generates text.
     each_pass = model.register_forward_pre_hook(lambda *_: streams.begin_pass(), prepend=True)
-    with each_pass, as_it_was(model, training), torch.no_grad():
+    with each_pass, restored_afterwards(model, training), torch.no_grad():
         for batch in each_batch(batches):
             streams.begin_pass()
             with observer.on():

@@ -39,7 +39,7 @@ _MORE_FUNCTIONS = {
 _OURS = (functional.iglu, functional.iglu_gate, functional.gelu_scaled)
 
 # Python modules of the frames between the call of a torch function and the mode.
-_PLUMBING = {
+_SKIPPED_MODULES = {
     nn.Module.__module__, "torch.nn.functional", "torch.overrides", "torch._jit_internal", "torch._tensor",
     "iglu.functional", __name__,
 }  # fmt: skip
@@ -168,7 +168,7 @@ def _caller(frame: FrameType | None, skip: nn.Module | None = None) -> tuple[nn.
             if owner is not skip:
                 break
             frames.clear()
-        elif frame.f_globals.get("__name__") not in _PLUMBING:
+        elif frame.f_globals.get("__name__") not in _SKIPPED_MODULES:
             frames.append(frame)
         frame = frame.f_back
     chain = tuple((each.f_code, each.f_lasti) for each in frames)

@@ -107,7 +107,7 @@ def is_activation(content: Any) -> bool:
     return _body(type(content)) is not None and not has_parameters(content)
 
 
-def is_closed(module: nn.Module) -> bool:
+def is_opaque(module: nn.Module) -> bool:
     """Whether the children of a module are not sites of their own."""
     return is_activation(module) or _defined_in(type(module), _COMPOSITE)
 

@@ -41,7 +41,7 @@ class _Maker(NamedTuple):
     text: str | None  # its name, as iglu.create takes it, if it was given by name
 
 
-class _Filling(NamedTuple):
+class _Insertion(NamedTuple):
     site: Site
     new: nn.Module
     text: str | None  # the name of the new activation, if it has one
@@ -97,14 +97,14 @@ def swap(
     chosen = _choose(sites, to, rules)
     reasons = {site.place: site.reason for site, _ in chosen if site.reason}
     classes = _classes([site for site, _ in chosen if site.call is not None and not site.reason], reasons)
-    fillings = [_fill(site, maker, model) for site, maker in chosen if site.place not in reasons]
+    fillings = [_make_insertion(site, maker, model) for site, maker in chosen if site.place not in reasons]
     record = Swap(
         functional=[_left(site, reasons[site.place]) for site, _ in chosen if site.place in reasons]
     )
     try:
         for place, module, cls in classes:
             record.changes.extend(change(place, module, "__class__", cls))
-        _put_all(fillings, model, record)
+        _insert_all(fillings, model, record)
         if fillings and "transformers.modeling_utils" in sys.modules:
             _settle_configs(fillings, model, record)
     except BaseException:
@@ -149,7 +149,7 @@ def _left_in_containers(model: nn.Module) -> Iterator[FunctionalCall]:
                     yield FunctionalCall(place, call, type(module).__name__, in_container(kind))
 
 
-def _left_lookups(filling: _Filling) -> Iterator[FunctionalCall]:
+def _left_lookups(filling: _Insertion) -> Iterator[FunctionalCall]:
     site = filling.site
     place = site.place.removesuffix(".".join(site.path)).rstrip(".")
     reason = (
@@ -299,7 +299,7 @@ def _agrees(rule: Rule, site: Site) -> bool:
     return usual and bool(rule(site.place, site.content))
 
 
-def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
+def _make_insertion(site: Site, maker: _Maker, model: nn.Module) -> _Insertion:
     try:
         new = maker.make()
     except TypeError as error:
@@ -311,7 +311,7 @@ def _fill(site: Site, maker: _Maker, model: nn.Module) -> _Filling:
         new.to(device=nearby.device, dtype=nearby.dtype)
     is_child = isinstance(site.content, nn.Module) and site.call is None
     new.train(site.content.training if is_child else site.parent.training)
-    return _Filling(site, new, maker.text if maker.text is not None else name_of(new))
+    return _Insertion(site, new, maker.text if maker.text is not None else name_of(new))
 
 
 def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
@@ -329,14 +329,14 @@ def _nearest_tensor(site: Site, model: nn.Module) -> torch.Tensor | None:
     return None
 
 
-def _can_hold(filling: _Filling) -> bool:
+def _can_hold(filling: _Insertion) -> bool:
     """Whether the site can have this activation: a name looked up in every forward has no parameters."""
     if not isinstance(filling.site.content, str):
         return True
     return filling.text is not None and not has_parameters(filling.new)
 
 
-def _put_all(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
+def _insert_all(fillings: list[_Insertion], model: nn.Module, record: Swap) -> None:
     """Set the new activations that are in the model itself, not in one of its configs."""
     put = [filling for filling in fillings if _can_hold(filling) and len(filling.site.path) == 1]
     instances = [id(filling.site.content) for filling in put]
@@ -346,12 +346,12 @@ def _put_all(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
     record.changes.extend(_leave_fused_paths(model))
 
 
-def _settle_configs(fillings: list[_Filling], model: nn.Module, record: Swap) -> None:
+def _settle_configs(fillings: list[_Insertion], model: nn.Module, record: Swap) -> None:
     """Write the names of the new activations into the configs of transformers models."""
     from iglu.integrations import transformers as integration
 
     names = {each.site.place: each.text for each in fillings if each.text is not None and _can_hold(each)}
-    not_saved, changes = integration.settle_configs(model, [each.place for each in record.replaced], names)
+    not_saved, changes = integration.update_configs(model, [each.place for each in record.replaced], names)
     record.not_saved.extend(not_saved)
     record.changes.extend(changes)
     for filling in fillings:  # names in a config, if it was rewritten
@@ -360,7 +360,7 @@ def _settle_configs(fillings: list[_Filling], model: nn.Module, record: Swap) ->
             record.replaced.append(_replacement(filling))
 
 
-def _put(filling: _Filling, is_shared: bool) -> list[Change]:
+def _put(filling: _Insertion, is_shared: bool) -> list[Change]:
     site, new, text = filling
     (name,) = site.path
     if isinstance(site.content, str):
@@ -379,7 +379,7 @@ def _put(filling: _Filling, is_shared: bool) -> list[Change]:
     return changes
 
 
-def _replacement(filling: _Filling) -> Replacement:
+def _replacement(filling: _Insertion) -> Replacement:
     site, new, text = filling
     written = str(text) if isinstance(site.content, str) else repr(new)
     found = site.call or next(iter(site.lookups), None)

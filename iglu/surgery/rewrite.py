@@ -125,15 +125,17 @@ def rewritten_sites(module: nn.Module) -> dict[Key, str]:
 # -- what cannot be rewritten ---------------------------------------------------------------------
 
 
-def why_not(site: CallSite, scan: Scan) -> str:
+def unsupported_reason(site: CallSite, scan: Scan) -> str:
     """Why a call site of a module cannot become a child; empty if it can."""
     try:
-        return _why_not_call(site, scan) or next(filter(None, map(_why_not_step, site.step.within())), "")
+        return _call_unsupported_reason(site, scan) or next(
+            filter(None, map(_step_unsupported_reason, site.step.within())), ""
+        )
     except CannotRewriteError as error:
         return str(error)
 
 
-def why_not_module(scan: Scan) -> str:
+def module_unsupported_reason(scan: Scan) -> str:
     """Why no call site of a module can become a child; empty if they can."""
     module = scan.module
     if isinstance(module, torch.fx.GraphModule):
@@ -157,7 +159,7 @@ def why_not_module(scan: Scan) -> str:
 _LISTS_CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
 
 
-def _why_not_call(site: CallSite, scan: Scan) -> str:
+def _call_unsupported_reason(site: CallSite, scan: Scan) -> str:
     use, step = site.use, site.step
     argument = step.first_argument
     if step.of_self:
@@ -187,15 +189,15 @@ def _why_not_call(site: CallSite, scan: Scan) -> str:
     return ""
 
 
-def _why_not_step(step: Step) -> str:
+def _step_unsupported_reason(step: Step) -> str:
     if step.kind == "root" and step.owner is None:
         return f"the {step.name} of this instance was replaced"
     _wrapped_again(step.holder, step.function, step.function, not step.of_self)
-    return _why_not_rebuilt(step.function)
+    return _rebuild_unsupported_reason(step.function)
 
 
 @functools.lru_cache(maxsize=4096)
-def _why_not_rebuilt(function: types.FunctionType) -> str:
+def _rebuild_unsupported_reason(function: types.FunctionType) -> str:
     source = read_function(function.__code__)
     if source is None:
         return "its source is not available"

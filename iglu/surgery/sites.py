@@ -21,12 +21,12 @@ from iglu.surgery.activations import (
     function_name,
     has_parameters,
     is_activation_name,
-    is_closed,
+    is_opaque,
     is_replaced_by_default,
     is_table,
     signature,
 )
-from iglu.surgery.rewrite import free_name, rewritten_sites, why_not, why_not_module
+from iglu.surgery.rewrite import free_name, module_unsupported_reason, rewritten_sites, unsupported_reason
 from iglu.surgery.source_scan import CallSite, Scan, Step, is_plain_call
 
 Path = tuple[str, ...]
@@ -119,14 +119,14 @@ def _scans(model: nn.Module) -> dict[int, Scan]:
 def _is_readable(module: nn.Module) -> bool:
     """Whether to read the source of a module.  Of torch.nn's own modules, only transformer layers call
     activations in their forward."""
-    if is_closed(module):
+    if is_opaque(module):
         return False
     is_transformer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
     return is_transformer or not type(module).__module__.startswith("torch.nn")
 
 
 def _sites_in(model: nn.Module, place: str, visited: set[int], scans: dict[int, Scan]) -> Iterator[Site]:
-    if id(model) in visited or is_closed(model):
+    if id(model) in visited or is_opaque(model):
         return
     visited.add(id(model))
     scan = scans.get(id(model))
@@ -153,7 +153,7 @@ def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
     """The calls in the module's own functions, named after the function and their order in the source."""
     module = scan.module
     done = rewritten_sites(module)
-    module_reason = why_not_module(scan)
+    module_reason = module_unsupported_reason(scan)
     numbers: dict[str, Iterator[int]] = {}
     taken: set[str] = set()
     for site in scan.activations():
@@ -167,7 +167,7 @@ def _call_sites(scan: Scan, place: str) -> Iterator[Site]:
             continue
         name = free_name(base, number, module, taken)
         taken.add(name)
-        reason = module_reason or why_not(site, scan)
+        reason = module_reason or unsupported_reason(site, scan)
         yield Site(_join(place, name), module, (name,), content, call=site, scan=scan, reason=reason)
 
 

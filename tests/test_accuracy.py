@@ -1,4 +1,4 @@
-"""How right the functions are, to the last bit, through the public interface."""
+"""Accuracy of the public functions in units in the last place."""
 
 import mpmath
 import numpy as np
@@ -13,7 +13,7 @@ SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 100.0)
 HALVES = (torch.bfloat16, torch.float16)
 FAMILIES = ("none", "rational")
 
-# Units in the last place, (value and gate, derivatives): what the library promises.
+# Stated tolerance in units in the last place: (value and gate, derivatives).
 TOLERANCE = {
     torch.float64: (4, 16),
     torch.float32: (4, 16),
@@ -33,9 +33,9 @@ def worst_ulp(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> flo
 @pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float64, marks=truth.needs_extended), torch.float32, *HALVES]
 )
-def test_every_result_is_right_to_a_few_ulp(dtype, approximate, kind, sigma):
+def test_every_result_is_accurate_to_a_few_ulp(dtype, approximate, kind, sigma):
     x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
-    # sigma is given in float64 and rounded to the precision of the computation by the truth's side too
+    # the computation rounds sigma to float32, so the reference does too
     if kind == "df_dsigma" and dtype != torch.float64:
         sigma = float(np.float32(sigma))
     assert worst_ulp(kind, x, sigma, approximate) <= TOLERANCE[dtype][kind in ("df_dx", "df_dsigma")]
@@ -55,11 +55,11 @@ def test_output_never_decreases_over_all_half_precision_values(dtype, approximat
 def test_gradient_is_positive_wherever_it_can_be_represented(dtype, approximate, sigma):
     x = truth.every_value(dtype) if dtype in HALVES else truth.spread(dtype, 50_000)
     x = x[x.isfinite()]
-    slope = truth.evaluate("df_dx", x, sigma, approximate)
+    derivative = truth.evaluate("df_dx", x, sigma, approximate)
     expected = truth.TRUTH[approximate, "df_dx"](truth.extended(x), sigma)
     representable = torch.from_numpy(expected >= torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-    assert (slope[representable] > 0).all()
-    assert (slope >= 0).all()
+    assert (derivative[representable] > 0).all()
+    assert (derivative >= 0).all()
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -74,8 +74,8 @@ def test_infinities_and_nan_follow_the_limits(dtype, approximate, sigma):
     assert value[1] == torch.inf
     assert value[2].isnan()
     gate = truth.evaluate("gate", x, sigma, approximate)
-    slope = truth.evaluate("df_dx", x, sigma, approximate)
-    for limit in (gate, slope):
+    derivative = truth.evaluate("df_dx", x, sigma, approximate)
+    for limit in (gate, derivative):
         assert limit[0] == 0
         assert limit[1] == 1
         assert limit[2].isnan()
@@ -101,10 +101,10 @@ def test_large_half_precision_products_do_not_overflow(approximate):
 def test_the_sigma_gradient_does_not_overflow_where_x_squared_would():
     sigma = torch.tensor(1.0, requires_grad=True)
     for approximate, limit in (("none", 1 / torch.pi), ("rational", 0.5)):
-        (by_sigma,) = torch.autograd.grad(
+        (df_dsigma,) = torch.autograd.grad(
             iglu.iglu(torch.tensor([1e25, -1e25]), sigma, approximate=approximate).sum(), sigma
         )
-        assert by_sigma.item() == pytest.approx(2 * limit, rel=1e-6)
+        assert df_dsigma.item() == pytest.approx(2 * limit, rel=1e-6)
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
@@ -114,14 +114,14 @@ def test_the_summed_sigma_gradient_is_accurate_relative_to_its_terms(dtype, appr
     x = (torch.randn(100_000, generator=generator) * 3).to(dtype)
     grad = torch.randn(100_000, generator=generator).to(dtype)
     sigma = torch.tensor(0.7, requires_grad=True)
-    (by_sigma,) = torch.autograd.grad(iglu.iglu(x, sigma, approximate=approximate), sigma, grad)
+    (df_dsigma,) = torch.autograd.grad(iglu.iglu(x, sigma, approximate=approximate), sigma, grad)
     terms = truth.extended(grad) * truth.TRUTH[approximate, "df_dsigma"](truth.extended(x), sigma.item())
-    assert abs(float(by_sigma) - float(terms.sum())) <= 1e-6 * float(np.abs(terms).sum())
+    assert abs(float(df_dsigma) - float(terms.sum())) <= 1e-6 * float(np.abs(terms).sum())
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("kind", ["value", "df_dx", "df_dsigma", "d2f_dx2"])
-def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
+def test_the_reference_values_agree_with_mpmath(approximate, kind):
     with mpmath.workdps(40):
         sigma = mpmath.mpf(0.7)
 
@@ -152,7 +152,7 @@ def test_the_truth_itself_agrees_with_mpmath(approximate, kind):
 @truth.needs_compiler
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("kind", ["value", "df_dx"])
-def test_compiled_results_keep_the_promise(kind, approximate):
+def test_compiled_results_meet_the_stated_tolerance(kind, approximate):
     torch._dynamo.reset()
     x = truth.spread(torch.float32, 50_000).requires_grad_()
     y = torch.compile(lambda x: iglu.iglu(x, 0.7, approximate=approximate), fullgraph=True)(x)

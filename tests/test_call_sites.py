@@ -106,7 +106,7 @@ def swish(x):
 
 
 def smooth(x):
-    """A name that says nothing, and a body that says all."""
+    """An activation that its body reveals, not its name."""
     y = torch.sigmoid(x)
     return y * x
 
@@ -239,7 +239,7 @@ class Lambdas(nn.Module):
         return first_of_a_line(second_of_a_line(self.scaled(x)))
 
 
-def test_a_lambda_that_computes_an_activation_is_one_if_its_source_is_certain() -> None:
+def test_a_lambda_that_computes_an_activation_is_replaced_if_its_source_is_unambiguous() -> None:
     model = Lambdas()
     before = model(X4)
     record = swap(model, {"kept": "gelu", "swish_lambda_1": "silu"})
@@ -250,7 +250,7 @@ def test_a_lambda_that_computes_an_activation_is_one_if_its_source_is_certain() 
     assert sorted(places(swap(model, "iglu"))) == ["kept", "swish_lambda_1"]
 
 
-def test_functions_in_a_list_or_a_dict_are_left_with_a_reason() -> None:
+def test_functions_in_a_list_or_a_dict_are_not_replaced_but_reported_with_a_reason() -> None:
     class Choosing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return self.by_name["rectified"](self.in_turn[1](F.relu(super().forward(x))))
@@ -264,7 +264,7 @@ def test_functions_in_a_list_or_a_dict_are_left_with_a_reason() -> None:
     assert "it is in a dict" in record.functional[0].reason
 
 
-def test_the_body_of_a_helper_is_read_with_the_names_of_its_own_file() -> None:
+def test_names_in_a_helper_are_resolved_in_its_own_module() -> None:
     class Step:
         @staticmethod
         def sigmoid(x: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ def test_the_body_of_a_helper_is_read_with_the_names_of_its_own_file() -> None:
     assert places(swap(nn.Sequential(Block(4, 4)), "iglu")) == ["0.tanh_of_softplus_1"]
 
 
-def test_a_gate_is_replaced_if_it_is_named() -> None:
+def test_a_gate_is_replaced_if_only_selects_it() -> None:
     assert places(swap(SqueezeExcite(), "z", only="sigmoid_1")) == ["sigmoid_1"]
     assert places(swap(SqueezeExcite(), "z", only=nn.Tanh)) == ["tanh_1"]
     assert places(swap(SqueezeExcite(), "z", only=torch.sigmoid)) == ["sigmoid_1"]
@@ -307,7 +307,7 @@ def test_a_mapping_gives_call_sites_different_activations() -> None:
     assert [each.new for each in record.replaced] == ["IGLU(sigma=1)", "IGLU(sigma=2)"]
 
 
-def test_a_site_in_a_loop_is_one_module() -> None:
+def test_a_call_site_in_a_loop_becomes_one_module() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -324,7 +324,7 @@ def test_a_site_in_a_loop_is_one_module() -> None:
     assert model.relu_1.log_sigma.grad.isfinite().all()
 
 
-def test_names_do_not_clash_with_attributes() -> None:
+def test_names_of_new_modules_do_not_clash_with_attributes() -> None:
     class Clash(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -357,7 +357,7 @@ def test_modules_without_parameters_are_skipped_and_listed() -> None:
     assert places(swap(model, "iglu", only="loss.relu_1")) == ["loss.relu_1"]
 
 
-def test_an_activation_class_of_the_users_is_replaced_whole() -> None:
+def test_an_activation_class_of_the_user_is_replaced_as_one_module() -> None:
     class MyMish(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.tanh(F.softplus(x))
@@ -384,10 +384,10 @@ def test_an_activation_class_of_the_users_is_replaced_whole() -> None:
     assert record.functional == []
 
 
-# -- what is left, with its reason -----------------------------------------------------------------
+# -- what is not replaced, with its reason -----------------------------------------------------------------
 
 
-def test_calls_whose_result_is_discarded_are_left_with_a_warning_and_a_reason() -> None:
+def test_calls_whose_result_is_discarded_are_not_replaced_but_reported_with_a_warning() -> None:
     class Discards(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -412,7 +412,7 @@ def _left(model: nn.Module) -> list[str]:
         return [each.reason for each in swap(model, "iglu").functional]
 
 
-def test_what_cannot_be_rewritten_is_left_with_its_reason() -> None:
+def test_calls_that_cannot_be_rewritten_are_reported_with_the_reason() -> None:
     class Starred(nn.Linear):
         def forward(self, *args: Tensor) -> Tensor:
             return F.relu(*args)
@@ -478,7 +478,7 @@ def test_what_cannot_be_rewritten_is_left_with_its_reason() -> None:
         assert reason in found, type(model)
 
 
-def test_a_call_with_a_computed_slope_is_left_and_the_call_in_it_is_replaced() -> None:
+def test_a_call_with_a_computed_negative_slope_is_not_replaced_but_the_call_inside_it_is() -> None:
     class Computed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.leaky_relu(x, torch.relu(self.bias).mean().item())
@@ -490,14 +490,14 @@ def test_a_call_with_a_computed_slope_is_left_and_the_call_in_it_is_replaced() -
     torch.testing.assert_close(model(X4), F.leaky_relu(X4, F.relu(model[0].bias).mean().item()))
 
 
-def test_a_forward_replaced_on_the_instance_is_left() -> None:
+def test_calls_in_a_forward_set_on_the_instance_are_not_replaced() -> None:
     model = BasicBlock(4)
     model.forward = functools.partial(BasicBlock.forward, model)  # type: ignore[method-assign]
     assert all("this instance" in reason for reason in _left(nn.Sequential(model)))
     assert len(_left(nn.Sequential(model))) == 2
 
 
-def test_a_function_whose_file_changed_since_it_was_imported_is_left(tmp_path: Path) -> None:
+def test_a_function_whose_file_changed_since_it_was_imported_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "stale_model.py"
     text = (
         "from torch import nn\nfrom torch.nn import functional as F\nclass Net(nn.Linear):\n"
@@ -512,7 +512,7 @@ def test_a_function_whose_file_changed_since_it_was_imported_is_left(tmp_path: P
     assert "not the code that runs" in reason
 
 
-def test_calls_in_a_traced_graph_are_left_with_the_reason() -> None:
+def test_calls_in_a_traced_graph_are_not_replaced_but_reported_with_the_reason() -> None:
     with pytest.warns(UserWarning, match=r"Nothing was replaced"):
         record = swap(torch.fx.symbolic_trace(Base()), "iglu")
     assert [("relu" in each.call, "torch.fx" in each.reason) for each in record.functional] == [(True, True)]
@@ -551,7 +551,7 @@ def scaled(x: Tensor, *, factor: float = 0.5) -> Tensor:
 partly_scaled = functools.partial(scaled, factor=2.0)
 
 
-def test_a_helper_has_one_copy_for_each_place_that_calls_it() -> None:
+def test_a_helper_has_one_copy_per_call_site() -> None:
     model = Helpers()
     before = model(X4)
     record = swap(model, {"relu_*": "relu", "silu_*": "silu"})
@@ -563,7 +563,7 @@ def test_a_helper_has_one_copy_for_each_place_that_calls_it() -> None:
     torch.testing.assert_close(model(X4), 3 * F.silu(0.5 * F.silu(h)))
 
 
-def test_swapping_one_calling_place_leaves_the_other() -> None:
+def test_swapping_at_one_call_of_a_helper_leaves_its_other_call_unchanged() -> None:
     model = Helpers()
     swap(model, "iglu:1", only="relu_2")
     h = F.relu(model.a(X4)) * 2
@@ -628,7 +628,7 @@ def halved(x: Tensor, count: int) -> Tensor:
 @pytest.mark.parametrize(
     "chosen", [["relu_1", "relu_2", "silu_1"], ["relu_2"], ["silu_1"], ["relu_1", "silu_1"]]
 )
-def test_a_function_that_calls_itself_keeps_to_the_copy_of_its_calling_place(chosen: list[str]) -> None:
+def test_a_recursive_function_calls_the_copy_of_its_call_site(chosen: list[str]) -> None:
     model = Recursive()
     assert sorted(places(swap(model, "iglu:1", only=chosen))) == chosen
     first, second, third = (
@@ -676,7 +676,7 @@ def test_bodies_reached_through_super_are_rewritten(kind: type[nn.Module]) -> No
     torch.testing.assert_close(model(X4), h if kind is NewStyle else F.silu(h))
 
 
-def test_closures_private_names_defaults_and_nested_functions_are_kept() -> None:
+def test_closures_private_names_defaults_and_nested_functions_keep_working() -> None:
     scale = 3.0
 
     class Private(nn.Module):
@@ -793,14 +793,14 @@ class InPlaceByFlag(nn.Module):
         return F.elu(z, 1.0, True) + x + z
 
 
-def test_in_place_is_understood_by_position_and_by_attribute() -> None:
+def test_inplace_is_recognized_as_a_positional_argument_and_as_an_attribute() -> None:
     model = InPlaceByFlag()
     assert places(swap(model, "iglu:1")) == ["relu_1", "elu_1"]
     x = iglu.iglu(model.fc(X4), 1.0)
     torch.testing.assert_close(model(X4), x + 2 * iglu.iglu(model.fc(x), 1.0))
 
 
-def test_what_changes_in_place_and_cannot_be_bound_again_is_left_with_its_reason() -> None:
+def test_in_place_calls_that_cannot_be_rewritten_are_reported_with_the_reason() -> None:
     class ReadBefore(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             x = super().forward(x)
@@ -850,7 +850,7 @@ def test_what_changes_in_place_and_cannot_be_bound_again_is_left_with_its_reason
     assert places(swap(Residual(4, 4), "iglu")) == ["relu_1", "relu_2"]
 
 
-def test_a_call_in_a_comparison_is_replaced_and_a_function_compared_is_not() -> None:
+def test_a_call_inside_a_comparison_is_replaced_but_a_compared_function_is_not() -> None:
     class Compared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -888,7 +888,7 @@ def silu(x, *, scale):
     return scale * F.silu(x)
 
 
-def test_a_name_of_an_activation_is_not_enough_for_a_function_of_more_than_one_value() -> None:
+def test_a_function_of_several_values_is_not_an_activation_whatever_its_name() -> None:
     class Named(nn.Linear):
         def swish(self, x: Tensor) -> Tensor:
             return x * torch.sigmoid(self.weight[0] * x)  # learns
@@ -926,7 +926,7 @@ class WithOwnFunction(nn.Module):
         return self.body(x)
 
 
-def test_functions_that_instances_keep_are_not_mixed_up() -> None:
+def test_functions_stored_on_different_instances_are_not_mixed_up() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(WithOwnFunction(), WithOwnFunction(100.0))
     before = [block(X4) for block in model]
@@ -1010,7 +1010,7 @@ class OtherMeaning(nn.Linear):
         return x + sum(act(x) for act in (torch.sin, torch.cos))
 
 
-def test_a_name_that_a_nested_function_binds_is_not_the_global_one() -> None:
+def test_a_name_bound_in_a_nested_function_is_not_taken_for_the_global_one() -> None:
     model = OtherMeaning(4, 4)
     before = model(X4)
     assert places(swap(model, "gelu", only=lambda *_: True)) == ["act_1"]
@@ -1035,7 +1035,7 @@ def test_an_import_inside_a_function_is_followed() -> None:
 TABLE = {"rectified": F.relu, "none": str}
 
 
-def test_functions_in_a_dict_of_the_file_or_of_the_class_are_left_with_a_reason() -> None:
+def test_functions_in_a_dict_of_the_module_or_class_are_not_replaced_but_reported_with_a_reason() -> None:
     class Choosing(nn.Linear):
         table: ClassVar[list[Any]] = [F.gelu]
 
@@ -1066,12 +1066,12 @@ class Rectified(nn.Module):
         return torch.clamp(x, min=0)
 
 
-def test_a_clamp_is_a_relu_only_if_it_is_one_far_from_0() -> None:
+def test_a_clamp_counts_as_relu_only_if_its_only_bound_is_0() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Pixels(), AboveZero(), Rectified())
     assert places(swap(model, "iglu")) == ["3"]
 
 
-def test_compiling_a_model_with_a_compiled_forward_runs_the_new_one() -> None:
+def test_a_model_with_a_compiled_forward_runs_the_new_forward() -> None:
     class Compiled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1088,9 +1088,9 @@ def test_compiling_a_model_with_a_compiled_forward_runs_the_new_one() -> None:
         torch.testing.assert_close(each(X4), iglu.iglu(model.fc(X4), 1.0))
 
 
-# -- the same activation is the same model ---------------------------------------------------------
+# -- swapping in the same activation changes nothing -------------------------------------------------
 
-SAME = {
+ORIGINAL = {
     "relu_*": "relu", "relu6_*": nn.ReLU6, "gelu_*": lambda: nn.GELU("tanh"), "silu_*": "silu",
     "swish_*": swish, "smooth_*": smooth, "leaky_relu_*": lambda: nn.LeakyReLU(0.1), "elu_*": "elu",
     "mish_*": "mish",
@@ -1106,15 +1106,15 @@ class _Function(nn.Module):
         return self.function(x)
 
 
-def same(model: nn.Module) -> dict[str, Any]:
-    """For each call site of the model the activation that it has."""
+def original_activations(model: nn.Module) -> dict[str, Any]:
+    """The present activation of each call site of the model."""
     from iglu.surgery.sites import find_sites
 
     found = {}
     for site in find_sites(model):
         if site.call is not None and site.is_default:
             name = site.path[0].rpartition("_")[0]
-            made = SAME[f"{name}_*"]
+            made = ORIGINAL[f"{name}_*"]
             helper = functools.partial(_Function, made) if made in (swish, smooth) else made
             found[site.place] = helper
     return found
@@ -1132,9 +1132,11 @@ def same(model: nn.Module) -> dict[str, Any]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_the_same_activation_gives_bit_identical_outputs_and_gradients(model: nn.Module, x: Tensor) -> None:
+def test_swapping_in_the_same_activation_gives_bit_identical_outputs_and_gradients(
+    model: nn.Module, x: Tensor
+) -> None:
     swapped = copy.deepcopy(model)
-    record = swap(swapped, same(swapped))
+    record = swap(swapped, original_activations(swapped))
     assert record.replaced
     results = []
     for each in (model, swapped):
@@ -1146,7 +1148,7 @@ def test_the_same_activation_gives_bit_identical_outputs_and_gradients(model: nn
         assert torch.equal(one, other)
 
 
-# -- undo, and again -------------------------------------------------------------------------------
+# -- undo and repeated swaps -------------------------------------------------------------------------
 
 
 def test_undo_restores_classes_children_and_state_exactly() -> None:
@@ -1158,7 +1160,7 @@ def test_undo_restores_classes_children_and_state_exactly() -> None:
     assert {name: type(module) for name, module in model.named_modules()} == classes
 
 
-def test_a_second_swap_replaces_what_the_first_put_there_and_undoes_in_order() -> None:
+def test_a_second_swap_replaces_the_modules_of_the_first_and_undo_runs_in_reverse_order() -> None:
     model = BasicBlock(4)
     first = swap(model, "iglu:1", only="relu_2")
     second = swap(model, "iglu:2")
@@ -1172,7 +1174,7 @@ def test_a_second_swap_replaces_what_the_first_put_there_and_undoes_in_order() -
     assert type(model) is BasicBlock
 
 
-def test_undo_refuses_if_another_class_was_put_on_top() -> None:
+def test_undo_raises_if_the_class_was_changed_after_the_swap() -> None:
     class Doubled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * x
@@ -1234,7 +1236,7 @@ def swapped() -> nn.Module:
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
 
-def test_isinstance_and_names_of_the_class_hold(swapped: nn.Module) -> None:
+def test_a_swapped_model_keeps_isinstance_and_the_names_of_its_class(swapped: nn.Module) -> None:
     assert isinstance(swapped, ResNet)
     cls = type(swapped)
     assert (cls.__name__, cls.__qualname__, cls.__module__) == ("ResNet", "ResNet", __name__)
@@ -1256,13 +1258,13 @@ def test_deepcopy_is_independent(swapped: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_pickle_brings_the_model_back(swapped: nn.Module, protocol: int) -> None:
+def test_pickle_restores_the_model(swapped: nn.Module, protocol: int) -> None:
     other = pickle.loads(pickle.dumps(swapped, protocol))
     assert torch.equal(other(X), swapped(X))
     assert type(other) is type(swapped)
 
 
-def test_torch_save_of_a_whole_model_loads_in_another_process(swapped: nn.Module, tmp_path: Path) -> None:
+def test_torch_save_of_a_complete_model_loads_in_another_process(swapped: nn.Module, tmp_path: Path) -> None:
     torch.save((swapped, X, swapped(X)), tmp_path / "model.pt")
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -1272,7 +1274,7 @@ def test_torch_save_of_a_whole_model_loads_in_another_process(swapped: nn.Module
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_loading_a_model_whose_source_has_changed_says_so(tmp_path: Path) -> None:
+def test_loading_a_model_whose_source_has_changed_reports_the_change(tmp_path: Path) -> None:
     text = (
         "from torch import nn\nfrom torch.nn import functional as F\nclass Net(nn.Linear):\n"
         "    def forward(self, x):\n        return F.relu(super().forward(x) + 1)\n"
@@ -1290,7 +1292,7 @@ def test_loading_a_model_whose_source_has_changed_says_so(tmp_path: Path) -> Non
     assert "source has changed since" in run([sys.executable, "-c", load]).stderr
 
 
-def test_jit_trace_gives_the_same(swapped: nn.Module) -> None:
+def test_jit_trace_gives_the_same_outputs(swapped: nn.Module) -> None:
     assert torch.allclose(torch.jit.trace(swapped, X)(X), swapped(X))
 
 
@@ -1300,7 +1302,7 @@ def test_jit_script_compiles_the_new_source() -> None:
     assert torch.equal(torch.jit.script(model)(images()), model(images()))
 
 
-def test_compile_takes_the_whole_graph_and_instances_share_it(swapped: nn.Module) -> None:
+def test_compile_captures_one_full_graph_and_instances_share_a_class(swapped: nn.Module) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(swapped, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(X), swapped(X))
@@ -1310,7 +1312,7 @@ def test_compile_takes_the_whole_graph_and_instances_share_it(swapped: nn.Module
     assert type(one) is type(other)
 
 
-def test_export_and_fx_give_the_same(swapped: nn.Module) -> None:
+def test_export_and_fx_give_the_same_outputs(swapped: nn.Module) -> None:
     exported = torch.export.export(swapped, (X,)).module()
     torch.testing.assert_close(exported(X), swapped(X))
     traced = torch.fx.symbolic_trace(swapped)
@@ -1342,7 +1344,7 @@ def test_a_shared_instance_is_swapped_once() -> None:
     assert model[0] is model[1]
 
 
-def test_a_subclass_without_a_forward_of_its_own_keeps_its_class() -> None:
+def test_swapping_an_instance_of_a_subclass_does_not_call_init_subclass() -> None:
     class Named(BasicBlock):
         registered: ClassVar[list[type]] = []
 
@@ -1355,7 +1357,7 @@ def test_a_subclass_without_a_forward_of_its_own_keeps_its_class() -> None:
     assert Named.registered == []
 
 
-def test_errors_show_the_rewritten_line_under_the_original_number(swapped: nn.Module) -> None:
+def test_tracebacks_show_the_rewritten_line_with_its_original_number(swapped: nn.Module) -> None:
     import inspect
 
     lines, first = inspect.getsourcelines(type(swapped).forward)
@@ -1363,7 +1365,7 @@ def test_errors_show_the_rewritten_line_under_the_original_number(swapped: nn.Mo
     assert first == inspect.getsourcelines(ResNet.forward)[1]
 
 
-def test_hooks_on_sites_are_called() -> None:
+def test_hooks_on_new_modules_are_called() -> None:
     model, seen = BasicBlock(4), []
     swap(model, "iglu:1")
     model.relu_2.register_forward_hook(lambda *_: seen.append("relu_2"))
@@ -1374,7 +1376,7 @@ def test_hooks_on_sites_are_called() -> None:
 # -- with the rest of iglu -----------------------------------------------------------------------------
 
 
-def test_probe_names_the_places_of_calls_before_and_after_a_swap() -> None:
+def test_probe_gives_calls_the_same_names_before_and_after_a_swap() -> None:
     model = ResNet(blocks=1).eval()
     x = torch.randn(4, 3, 8, 8)
     before = iglu.probe(model, [x]).suggest_sigma("nearest").by_layer
@@ -1384,12 +1386,12 @@ def test_probe_names_the_places_of_calls_before_and_after_a_swap() -> None:
     assert {layer.name for layer in after.layers} == set(places(record))
 
 
-def test_probe_tells_the_calling_places_of_a_helper_apart() -> None:
+def test_probe_distinguishes_the_calls_of_a_helper() -> None:
     found = iglu.probe(Helpers(), [torch.randn(64, 4)]).suggest_sigma("nearest").by_layer
     assert sorted(found) == ["relu_1", "relu_2", "silu_1", "silu_2"]
 
 
-def test_recalibrate_and_to_relu_see_call_sites_as_layers() -> None:
+def test_recalibrate_and_to_relu_treat_call_sites_as_layers() -> None:
     torch.manual_seed(0)
     model = ResNet(8, 1).eval()
     batches = list(torch.randn(6, 16, 3, 8, 8))
@@ -1417,7 +1419,7 @@ def test_a_functional_iglu_is_converted_to_relu() -> None:
     torch.testing.assert_close(model(X4), model.b(F.relu(model.a(X4))))
 
 
-def test_a_set_in_a_forward_is_compared_without_its_order() -> None:
+def test_code_objects_are_compared_without_the_order_of_their_sets() -> None:
     code = (lambda number: number in {0, 8}).__code__
 
     def having(constant: frozenset[int]) -> types.CodeType:
@@ -1431,7 +1433,7 @@ def test_a_set_in_a_forward_is_compared_without_its_order() -> None:
     assert not is_same_code(having(one), having(frozenset([False, 8])))  # False == 0
 
 
-def test_a_swap_of_one_long_forward_parses_it_once() -> None:
+def test_the_number_of_parses_does_not_grow_with_the_calls_in_a_forward() -> None:
     lines = "\n".join(f"        x = F.relu(self.fc(x) + {number})" for number in range(200))
     text = f"class Long(nn.Module):\n    def forward(self, x):\n{lines}\n        return x\n"
     names: dict[str, Any] = {"nn": nn, "F": F, "__name__": "long_model"}

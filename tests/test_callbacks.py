@@ -1,5 +1,4 @@
-"""The callbacks of Trainer and Lightning: what they log is what a probe of the same batch finds, and the run
-is the same with them as without."""
+"""The callbacks of Trainer and Lightning log what a probe of the batch finds, and do not change the run."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def network(*activations: nn.Module) -> nn.Sequential:
 # -- the monitor -----------------------------------------------------------------------------------
 
 
-def test_the_figures_are_those_of_a_probe_of_the_same_batch() -> None:
+def test_the_metrics_are_those_of_a_probe_of_the_same_batch() -> None:
     model, x = network(nn.ReLU(), nn.GELU(), iglu.IGLU(0.5, learnable=True)), inputs()
     monitor = TailMonitor(model)
     with monitor.step():
@@ -49,7 +48,7 @@ def test_the_figures_are_those_of_a_probe_of_the_same_batch() -> None:
     }
 
 
-def test_a_unit_is_dead_if_no_input_of_the_step_moves_it() -> None:
+def test_a_unit_is_dead_if_no_input_of_the_step_activates_it() -> None:
     model = network(nn.ReLU())
     with torch.no_grad():
         model[0].bias[:3] = -1e6  # never active
@@ -67,7 +66,7 @@ def test_a_unit_is_dead_if_no_input_of_the_step_moves_it() -> None:
     assert monitor.metrics()["tails/dead/1"] == pytest.approx(1 / 8)
 
 
-def test_the_units_of_an_image_are_its_channels_and_iglu_has_no_dead_ones() -> None:
+def test_the_units_of_an_image_are_its_channels_and_those_of_iglu_die_only_far_from_zero() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), iglu.IGLU(1.0))
     with torch.no_grad():
         model[0].bias[0] = model[2].bias[0] = -50.0
@@ -91,12 +90,12 @@ def test_a_sigma_per_channel_is_logged_as_mean_minimum_and_maximum() -> None:
     with monitor.step():
         model(torch.randn(50, 3))
     found = monitor.metrics()
-    figures = [found[f"{name}/0"] for name in ("sigma", "sigma_min", "sigma_max")]
-    assert figures == pytest.approx([3.0, 1.0, 6.0])
+    metrics = [found[f"{name}/0"] for name in ("sigma", "sigma_min", "sigma_max")]
+    assert metrics == pytest.approx([3.0, 1.0, 6.0])
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_is_left_behind_and_nothing_random_is_drawn(fails: bool) -> None:
+def test_a_monitored_step_leaves_no_hooks_and_draws_no_random_numbers(fails: bool) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +127,7 @@ def test_nothing_is_left_behind_and_nothing_random_is_drawn(fails: bool) -> None
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_calls_in_a_loop_are_layers_here_too() -> None:
+def test_each_call_in_a_loop_is_a_layer() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -169,7 +168,7 @@ def test_a_monitored_step_works_with_checkpointing() -> None:
     assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
 
 
-def test_inputs_of_different_widths_have_tails_and_no_share_of_dead_units() -> None:
+def test_inputs_of_varying_length_have_tails_but_no_share_of_dead_units() -> None:
     class Narrowing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -192,7 +191,7 @@ def test_inputs_of_different_widths_have_tails_and_no_share_of_dead_units() -> N
     assert "tails/dead/1" not in monitor.metrics()
 
 
-def test_functions_called_by_keyword_are_seen() -> None:
+def test_functions_called_with_keyword_arguments_are_monitored() -> None:
     class Keywords(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.gelu(input=super().forward(x), approximate="tanh")
@@ -206,7 +205,7 @@ def test_functions_called_by_keyword_are_seen() -> None:
     assert monitor.metrics()[f"tails/dead/{layer.name}"] == 0
 
 
-def test_inputs_that_are_all_equal_have_no_index_and_spoil_nothing() -> None:
+def test_constant_inputs_have_no_tail_index_and_invalid_options_raise() -> None:
     monitor = TailMonitor(nn.Sequential(nn.ReLU()))
     with monitor.step():
         monitor.model(torch.ones(100, 8))
@@ -258,7 +257,7 @@ def trainer_here() -> None:
 
 @pytest.mark.usefixtures("trainer_here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*pin_memory.*:UserWarning")
-def test_trainer_logs_every_layer_every_so_many_steps_and_trains_the_same(tmp_path: Path) -> None:
+def test_trainer_logs_every_layer_every_n_steps_and_trains_the_same_weights(tmp_path: Path) -> None:
     plain, _ = train_gpt2(tmp_path, None)
     model, history = train_gpt2(tmp_path, 2)
     assert all(
@@ -290,7 +289,7 @@ def test_accumulated_batches_are_one_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("trainer_here")
-def test_trainers_callback_is_one_of_transformers_and_refuses_nonsense() -> None:
+def test_the_trainer_callback_is_a_callback_of_transformers_and_rejects_invalid_arguments() -> None:
     from transformers import TrainerCallback
 
     from iglu.integrations.transformers import TailCallback
@@ -342,7 +341,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_logs_every_layer_every_so_many_steps_and_trains_the_same(tmp_path: Path) -> None:
+def test_lightning_logs_every_layer_every_n_steps_and_trains_the_same_weights(tmp_path: Path) -> None:
     plain = train_lightning(tmp_path / "plain", None)
     module = train_lightning(tmp_path / "watched", 2)
     assert all(
@@ -361,7 +360,7 @@ def test_lightning_logs_every_layer_every_so_many_steps_and_trains_the_same(tmp_
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_takes_accumulated_batches_as_one_sample(tmp_path: Path) -> None:
+def test_lightning_treats_accumulated_batches_as_one_sample(tmp_path: Path) -> None:
     train_lightning(tmp_path / "two", 3, accumulate=2, k=100)
     train_lightning(tmp_path / "one", 3, k=100)
     two, one = (float(rows_of(tmp_path / name)[0]["tails/gaussian/net.1"]) for name in ("two", "one"))
@@ -369,7 +368,7 @@ def test_lightning_takes_accumulated_batches_as_one_sample(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own
-def test_lightning_logs_every_so_many_steps_of_several_optimizers(tmp_path: Path) -> None:
+def test_lightning_logs_every_n_steps_of_several_optimizers(tmp_path: Path) -> None:
     """The global step counts the steps of both, so that it is even before every batch."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from lightning.pytorch.loggers import CSVLogger
@@ -404,7 +403,7 @@ def test_lightning_logs_every_so_many_steps_of_several_optimizers(tmp_path: Path
     assert [int(row["step"]) for row in rows] == [8, 16, 24]
 
 
-def test_lightnings_callback_takes_every_from_1_on_and_100_by_default() -> None:
+def test_the_lightning_callback_logs_every_100_steps_by_default_and_rejects_every_below_1() -> None:
     pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from iglu.integrations.lightning import TailCallback
 

@@ -1,4 +1,4 @@
-"""Wherever PyTorch goes: compile, export, ONNX, autocast, tracing, fake and distributed tensors."""
+"""IGLU under torch.compile, export, ONNX, autocast and tracing, and with fake and distributed tensors."""
 
 import contextlib
 import copy
@@ -40,7 +40,7 @@ def test_compile_gives_the_eager_values_and_gradients_in_one_graph(approximate, 
 
 
 @needs_compiler
-def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
+def test_compile_supports_sigma_as_an_argument_and_the_gated_pair():
     torch._dynamo.reset()
 
     @torch.compile(fullgraph=True)
@@ -55,7 +55,7 @@ def test_compile_takes_sigma_as_an_argument_and_the_gated_pair():
 
 @needs_compiler
 @pytest.mark.parametrize("sigma", [1e-30, 3e38])
-def test_compiled_values_are_right_at_the_ends_of_the_numbers(sigma):
+def test_compiled_values_are_accurate_for_extreme_x_and_sigma(sigma):
     def both(x):
         return [iglu.iglu(x, sigma, approximate=approximate) for approximate in ("none", "rational")]
 
@@ -116,8 +116,8 @@ def test_a_trained_export_has_the_gradients_of_the_module_out_to_the_infinities(
 
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.filterwarnings("ignore")  # of the exporter's own making
-def test_onnx_runs_in_onnxruntime(approximate, dtype, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # those of the exporter
+def test_an_onnx_export_gives_the_same_values_in_onnxruntime(approximate, dtype, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     module = iglu.IGLU(0.7, approximate=approximate)
@@ -131,7 +131,7 @@ def test_onnx_runs_in_onnxruntime(approximate, dtype, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_fixed_sigma_is_few_nodes_in_onnx_and_right_at_the_ends(tmp_path):
+def test_an_onnx_export_with_a_fixed_sigma_has_six_nodes_and_the_right_limits(tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     module = iglu.IGLU(0.7, approximate="rational")
@@ -147,7 +147,7 @@ def test_a_fixed_sigma_is_few_nodes_in_onnx_and_right_at_the_ends(tmp_path):
 
 
 @both
-def test_autocast_leaves_it_alone(approximate):
+def test_autocast_does_not_change_the_dtype(approximate):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(8, dtype=dtype)
@@ -164,7 +164,7 @@ def test_autocast_trains_a_model_with_a_learnable_sigma(approximate):
     assert model[1].log_sigma.grad.abs() > 0
 
 
-def test_symbolic_tracing_makes_a_leaf_of_the_function():
+def test_symbolic_tracing_treats_the_function_as_a_leaf():
     traced = torch.fx.symbolic_trace(_model(learnable=True))
     assert [node.target for node in traced.graph.nodes if node.target is iglu.iglu] == [iglu.iglu]
     x = torch.randn(4, 6)
@@ -172,7 +172,7 @@ def test_symbolic_tracing_makes_a_leaf_of_the_function():
 
 
 @pytest.mark.parametrize("options", [{}, {"learnable": True}, {"learnable": True, "channels": 4}])
-def test_symbolic_tracing_takes_the_gated_module(options):
+def test_symbolic_tracing_supports_the_gated_module(options):
     for dim, layer, x in (
         (-1, nn.Linear(6, 8), torch.randn(4, 6)),
         (1, nn.Conv1d(6, 8, 3), torch.randn(2, 6, 5)),
@@ -200,7 +200,7 @@ def test_torch_function_modes_see_the_function():
         assert function in seen
 
 
-def test_tensor_subclasses_come_back_as_themselves():
+def test_tensor_subclasses_are_preserved():
     class Tagged(torch.Tensor):
         pass
 
@@ -236,7 +236,7 @@ def test_activation_checkpointing_gives_the_same_gradients(approximate, reentran
 
 
 @pytest.mark.parametrize("first", ["mode", "no mode"])
-def test_checkpointing_holds_where_a_mode_is_active_in_one_of_the_passes(first):
+def test_checkpointing_works_if_a_dispatch_mode_is_active_in_one_pass_only(first):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
@@ -253,42 +253,42 @@ def test_checkpointing_holds_where_a_mode_is_active_in_one_of_the_passes(first):
     torch.testing.assert_close(got, expected)
 
 
-KEEPING_OUTPUT = [{"save": "output"}, {"inplace": True}]
+SAVING_OUTPUT = [{"save": "output"}, {"inplace": True}]
 
 
-@pytest.mark.parametrize("options", KEEPING_OUTPUT)
+@pytest.mark.parametrize("options", SAVING_OUTPUT)
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_keeping_the_output_works_under_checkpointing(options, reentrant):
+def test_saving_the_output_works_under_checkpointing(options, reentrant):
     x = torch.randn(4, 6)
-    plain, keeping = _model("rational"), _model("rational", **options)
+    plain, saving = _model("rational"), _model("rational", **options)
     plain(x).sum().backward()
-    checkpoint(keeping, x.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
-    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+    checkpoint(saving, x.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
+    for got, want in zip(saving.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad)
 
 
-@pytest.mark.parametrize("options", KEEPING_OUTPUT)
-def test_keeping_the_output_works_under_autocast(options):
-    plain, keeping = _model("rational"), _model("rational", **options)
+@pytest.mark.parametrize("options", SAVING_OUTPUT)
+def test_saving_the_output_works_under_autocast(options):
+    plain, saving = _model("rational"), _model("rational", **options)
     x = torch.randn(4, 6)
-    for model in (plain, keeping):
+    for model in (plain, saving):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(x).float().sum()
         loss.backward()
-    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+    for got, want in zip(saving.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad, rtol=0.05, atol=0.05)
 
 
 @needs_compiler
-@pytest.mark.parametrize("options", KEEPING_OUTPUT)
-def test_keeping_the_output_is_accepted_by_the_compiler(options):
+@pytest.mark.parametrize("options", SAVING_OUTPUT)
+def test_saving_the_output_is_supported_by_the_compiler(options):
     torch._dynamo.reset()
     model = _model("rational", **options)
     x = torch.randn(4, 6)
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x))
 
 
-def test_dispatch_modes_see_ordinary_operations():
+def test_dispatch_modes_see_aten_operations():
     from torch.utils._python_dispatch import TorchDispatchMode
 
     names = []
@@ -315,7 +315,7 @@ def mesh(tmp_path):
 
 
 @both
-def test_distributed_tensors_go_through(approximate, mesh):
+def test_distributed_tensors_give_the_values_and_sigma_gradients_of_plain_tensors(approximate, mesh):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     x = torch.randn(4, 6)
@@ -331,18 +331,18 @@ def test_distributed_tensors_go_through(approximate, mesh):
     torch.testing.assert_close(sigma.grad.full_tensor(), leaf.grad)
 
 
-@pytest.mark.parametrize("options", KEEPING_OUTPUT)
-def test_keeping_the_output_works_in_data_parallel_training(options, mesh):
-    plain, keeping = _model("rational"), _model("rational", **options)
+@pytest.mark.parametrize("options", SAVING_OUTPUT)
+def test_saving_the_output_works_in_data_parallel_training(options, mesh):
+    plain, saving = _model("rational"), _model("rational", **options)
     x = torch.randn(4, 6)
     plain(x).sum().backward()
-    nn.parallel.DistributedDataParallel(keeping)(x).sum().backward()
-    for got, want in zip(keeping.parameters(), plain.parameters(), strict=True):
+    nn.parallel.DistributedDataParallel(saving)(x).sum().backward()
+    for got, want in zip(saving.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_text_of_a_sharded_module_does_not_show_a_part_as_if_it_were_complete(mesh):
+def test_the_repr_of_a_sharded_module_shows_a_question_mark_instead_of_a_part_of_sigma(mesh):
     from torch.distributed.fsdp import fully_shard
 
     for options in ({}, {"channels": 8, "channel_dim": 1}):

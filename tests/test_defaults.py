@@ -9,7 +9,7 @@ import pytest
 import iglu
 from iglu import baselines, distributions, modules
 
-# Of sigma: 5 where runs support it, elsewhere the standard Cauchy distribution's 1.
+# sigma: 5 where our experiments support it, elsewhere 1, the standard Cauchy distribution.
 DEFAULTS = {
     iglu.iglu: {"sigma": 5.0},
     iglu.iglu_gate: {"sigma": 1.0},

@@ -27,15 +27,15 @@ def test_the_density_integrates_to_one_and_has_the_mean_of_the_samples(approxima
     def density(y):
         return math.exp(skewed.log_prob(torch.tensor(y, dtype=torch.float64)).item())
 
-    # below the last point lies less than 1e-9 of the whole, at x = -6
+    # below the last point lies less than 1e-9 of the probability, at x = -6
     low = transform(torch.tensor(-6.0, dtype=torch.float64)).item()
     pieces = [
         low,
         *(transform(torch.tensor(x, dtype=torch.float64)).item() for x in (-4.5, -3.0, -1.0)),
         12.0,
     ]
-    whole = sum(quad(density, a, b, epsabs=1e-12, limit=200)[0] for a, b in itertools.pairwise(pieces))
-    assert whole == pytest.approx(1, abs=1e-7)
+    total = sum(quad(density, a, b, epsabs=1e-12, limit=200)[0] for a, b in itertools.pairwise(pieces))
+    assert total == pytest.approx(1, abs=1e-7)
     mean = sum(
         quad(lambda y: y * density(y), a, b, epsabs=1e-12, limit=200)[0]
         for a, b in itertools.pairwise(pieces)
@@ -53,7 +53,7 @@ def test_the_density_integrates_to_one_and_has_the_mean_of_the_samples(approxima
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_it_is_a_bijection_from_the_line_to_above_the_floor(approximate):
+def test_the_transform_is_a_bijection_from_the_reals_to_the_numbers_above_the_floor(approximate):
     transform = IGLUTransform(2.0, approximate=approximate)
     floor = -1 / (math.pi * 2) if approximate == "none" else -0.25
     assert transform.floor == pytest.approx(floor, rel=1e-15)
@@ -68,11 +68,11 @@ def test_it_is_a_bijection_from_the_line_to_above_the_floor(approximate):
     torch.testing.assert_close(transform.inv(y), x, rtol=1e-9, atol=1e-12)
     log_derivative = transform.log_abs_det_jacobian(x, y)
     torch.testing.assert_close(transform.inv.log_abs_det_jacobian(y, x), -log_derivative)
-    slopes = torch.func.vmap(torch.func.grad(transform))(x)
-    torch.testing.assert_close(log_derivative.exp(), slopes, rtol=1e-12, atol=0)
+    derivatives = torch.func.vmap(torch.func.grad(transform))(x)
+    torch.testing.assert_close(log_derivative.exp(), derivatives, rtol=1e-12, atol=0)
 
 
-def test_the_cache_returns_the_very_x_that_was_given():
+def test_the_cache_returns_the_same_x_object():
     x = torch.tensor([-5000.0, 1.0])
     plain, cached = IGLUTransform(1.0), IGLUTransform(1.0).with_cache()
     assert cached.inv(cached(x)) is x
@@ -82,7 +82,7 @@ def test_the_cache_returns_the_very_x_that_was_given():
     assert (with_options.sigma, with_options.approximate) == (2.0, "rational")
 
 
-def test_equality_and_repr_tell_transforms_apart():
+def test_equality_and_repr_distinguish_transforms():
     assert IGLUTransform(1.0) == IGLUTransform(1.0)
     assert IGLUTransform(1.0) != IGLUTransform(2.0)
     assert IGLUTransform(1.0) != IGLUTransform(1.0, approximate="rational")
@@ -92,7 +92,7 @@ def test_equality_and_repr_tell_transforms_apart():
     assert repr(IGLUTransform(0.5, approximate="rational")) == "IGLUTransform(0.5, approximate='rational')"
 
 
-def test_one_sigma_for_each_entry_of_the_last_dimension():
+def test_sigma_may_have_one_value_per_entry_of_the_last_dimension():
     sigma = torch.tensor([0.5, 3.0], dtype=torch.float64)
     joint = TransformedDistribution(Independent(normal(2), 1), [IGLUTransform(sigma)])
     y = torch.tensor([[0.3, -0.05], [1.0, 2.0], [-0.1, 0.0]], dtype=torch.float64)
@@ -103,8 +103,8 @@ def test_one_sigma_for_each_entry_of_the_last_dimension():
 
 
 def test_a_flow_fits_a_skewed_density():
-    """y = shift + scale IGLU(b + a z; sigma), all five learned by their likelihood, which comes to that of
-    the numbers the data was made with; a normal density is far behind."""
+    """y = shift + scale IGLU(b + a z; sigma), all five fitted by maximum likelihood, which reaches that of
+    the true values; that of a normal density is much lower."""
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(4000, generator=generator, dtype=torch.float64)
     data = -0.3 + 2.0 * iglu.iglu(0.4 + 1.5 * z, 1.2)
@@ -135,7 +135,7 @@ def test_a_flow_fits_a_skewed_density():
 
 
 @pytest.mark.parametrize("sigma", [0, math.inf, 0.0])
-def test_a_sigma_that_cannot_be_inverted_is_refused(sigma):
+def test_a_sigma_that_cannot_be_inverted_raises(sigma):
     with pytest.raises(ValueError, match="sigma must be above 0 and below inf"):
         IGLUTransform(sigma)
     with pytest.raises(ValueError, match="approximate must be one of"):

@@ -23,7 +23,7 @@ DOCTOR = [sys.executable, "-m", "iglu", "doctor"]
 
 
 def doctor(*first: Path) -> list[str]:
-    """Its lines, with these folders first on the path."""
+    """The output lines of the command, with these folders first on the path."""
     path = os.pathsep.join([*map(str, first), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         DOCTOR, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
@@ -43,7 +43,7 @@ def test_every_line_has_a_title_and_torch_is_named(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[:3]] == ["iglu-torch", "Python", "torch"]
 
 
-def test_the_gpu_kernels_are_checked_on_every_gpu_and_failures_are_named(
+def test_the_gpu_kernels_are_checked_on_every_gpu_and_failures_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel = triton.Kernel("forward", "gate", False, "none", torch.float16, None)
@@ -60,7 +60,9 @@ def test_the_gpu_kernels_are_checked_on_every_gpu_and_failures_are_named(
 
 
 @pytest.mark.parametrize("library", ["transformers", "timm"])
-def test_a_library_with_a_broken_torchvision_is_not_called_fine(library: str, tmp_path: Path) -> None:
+def test_a_library_with_a_broken_torchvision_is_reported_as_not_importable(
+    library: str, tmp_path: Path
+) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     package(tmp_path, "torchvision", "raise RuntimeError('operator torchvision::nms does not exist')")
@@ -77,7 +79,7 @@ def test_a_library_with_a_broken_torchvision_is_not_called_fine(library: str, tm
     assert ("uninstall" in advice) == (library == "transformers")
 
 
-def test_a_library_that_breaks_for_another_reason_shows_it(tmp_path: Path) -> None:
+def test_a_library_that_fails_to_import_is_reported_with_its_error(tmp_path: Path) -> None:
     if importlib.util.find_spec("onnxruntime") is None:
         pytest.skip("onnxruntime is not installed")
     package(tmp_path, "torchvision", "")
@@ -87,7 +89,7 @@ def test_a_library_that_breaks_for_another_reason_shows_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["--help"], ["--version"]])
-def test_a_closed_pipe_ends_it_silently(command: list[str]) -> None:
+def test_a_closed_pipe_ends_the_command_silently(command: list[str]) -> None:
     started = subprocess.Popen(
         [*DOCTOR[:-1], *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -141,7 +143,7 @@ def test_an_unusable_backend_in_the_environment_fails_at_the_first_call_and_name
 # -- the command line ------------------------------------------------------------------------------
 
 
-def test_help_is_shown_and_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_shown_and_an_unknown_flag_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: iglu doctor")
     assert cli.main(["doctor", "--unknown"]) == 2
@@ -196,7 +198,7 @@ def test_without_the_lab_its_commands_say_in_one_line_what_to_install(
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, *notes: dict[str, Any] | None) -> None:
-    """Metadata of the package, with the origin that its installer noted, or without."""
+    """Fake the installed distributions, each with this direct_url.json or without one."""
     found = []
     for number, note in enumerate(notes):
         place = folder / f"{number}.dist-info"

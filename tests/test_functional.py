@@ -1,4 +1,4 @@
-"""What the functions are (theorems), what they accept, and wherever PyTorch takes them."""
+"""The functions: identities, derivatives, in-place calls, layouts and the arguments that they accept."""
 
 import math
 
@@ -18,7 +18,7 @@ X = torch.linspace(-20, 20, 4001, dtype=torch.float64)
 both = pytest.mark.parametrize("approximate", FAMILIES)
 
 
-# -- theorems ---------------------------------------------------------------------------------------
+# -- identities ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 7.0])
@@ -28,10 +28,10 @@ def test_gate_is_the_cauchy_distribution_function(sigma):
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 7.0])
-def test_slope_is_the_distribution_function_of_student_t_with_3_degrees_of_freedom(sigma):
-    slope = torch.func.vmap(torch.func.grad(lambda x: iglu.iglu(x, sigma)))(X)
+def test_derivative_is_the_distribution_function_of_student_t_with_3_degrees_of_freedom(sigma):
+    derivative = torch.func.vmap(torch.func.grad(lambda x: iglu.iglu(x, sigma)))(X)
     expected = stats.t.cdf(math.sqrt(3) * sigma * X.numpy(), df=3)
-    torch.testing.assert_close(slope, torch.from_numpy(expected), rtol=1e-12, atol=0)
+    torch.testing.assert_close(derivative, torch.from_numpy(expected), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0])
@@ -59,7 +59,7 @@ def test_sum_of_mirrored_values_is_the_even_part(sigma):
 
 
 @both
-def test_it_is_strictly_increasing_convex_and_1_lipschitz(approximate):
+def test_iglu_is_strictly_increasing_convex_and_1_lipschitz(approximate):
     y = iglu.iglu(X, 1.3, approximate=approximate)
     steps = y.diff() / X.diff()
     assert (steps > 0).all()
@@ -74,17 +74,17 @@ def test_sigma_zero_is_half_of_x_and_sigma_infinite_is_relu(approximate):
     assert torch.equal(half, x / 2)
     rectified = iglu.iglu(x, math.inf, approximate=approximate)
     assert torch.equal(rectified, F.relu(x))
-    (slope,) = torch.autograd.grad(rectified.sum(), x)
-    assert slope.tolist() == [0, 0, 0, 0, 1, 1]
+    (derivative,) = torch.autograd.grad(rectified.sum(), x)
+    assert derivative.tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_the_gate_at_the_limits_is_a_half_and_a_step_with_a_slope_of_zero():
+def test_the_gate_at_the_limits_is_a_half_and_a_step_with_a_derivative_of_zero():
     for sigma, expected in ((0, [0.5, 0.5, 0.5]), (math.inf, [0.0, 0.5, 1.0])):
         x = torch.tensor([-2.0, 0.0, 3.0], requires_grad=True)
         gate = iglu.iglu_gate(x, sigma)
         assert gate.tolist() == expected
-        (slope,) = torch.autograd.grad(gate.sum(), x)
-        assert slope.tolist() == [0, 0, 0]
+        (derivative,) = torch.autograd.grad(gate.sum(), x)
+        assert derivative.tolist() == [0, 0, 0]
         assert iglu.iglu_gate(torch.tensor(math.nan), sigma).isnan()
 
 
@@ -94,13 +94,13 @@ def test_scaled_gelu_at_zero_sharpness_halves_the_infinities():
 
 
 @both
-def test_it_tends_to_the_limits_in_sigma(approximate):
+def test_iglu_tends_to_half_of_x_and_to_relu_at_the_limits_of_sigma(approximate):
     torch.testing.assert_close(iglu.iglu(X, 1e-9, approximate=approximate), X / 2, rtol=0, atol=1e-6)
     torch.testing.assert_close(iglu.iglu(X, 1e9, approximate=approximate), F.relu(X), rtol=0, atol=1e-8)
 
 
 @both
-def test_a_sigma_too_large_for_the_precision_is_relu(approximate):
+def test_a_sigma_too_large_for_the_precision_gives_relu(approximate):
     x = torch.tensor([-1e-30, 0.0, 1e-30])
     assert torch.equal(iglu.iglu(x, 1e300, approximate=approximate), F.relu(x))
 
@@ -139,7 +139,7 @@ def test_scaled_gelu_is_x_times_the_normal_distribution_function(a):
 
 
 @pytest.mark.parametrize("a", [0.0, math.inf])
-def test_scaled_gelu_of_a_tensor_at_the_limits_is_that_of_the_number(a):
+def test_scaled_gelu_with_a_tensor_equals_that_with_a_number_at_the_limits(a):
     # like torch's GELU, it is NaN at -inf unless sigma is 0
     x = torch.tensor([-3.4e38 if a else -math.inf, -3.0, -0.0, 0.0, 0.1, math.inf], requires_grad=True)
     by_tensor, by_number = iglu.gelu_scaled(x, torch.tensor([a])), iglu.gelu_scaled(x, a)
@@ -148,7 +148,7 @@ def test_scaled_gelu_of_a_tensor_at_the_limits_is_that_of_the_number(a):
     assert df_dx[1:5].tolist() == ([0, 0.5, 0.5, 1] if a else [0.5] * 4)
 
 
-def test_scaled_gelu_is_relu_in_the_limit_and_takes_a_tensor():
+def test_scaled_gelu_is_relu_in_the_limit_and_accepts_a_tensor():
     assert torch.equal(iglu.gelu_scaled(X, math.inf), F.relu(X))
     a = torch.tensor(1.0, dtype=torch.float64)
     torch.testing.assert_close(iglu.gelu_scaled(X, a), F.gelu(X), rtol=1e-10, atol=1e-15)
@@ -167,7 +167,7 @@ def test_gain_keeps_the_second_moment_of_a_standard_normal(approximate, sigma):
     assert iglu.gain(sigma, approximate) == pytest.approx(moment**-0.5, rel=1e-8)
 
 
-def test_gain_at_the_ends_is_that_of_the_half_identity_and_of_relu():
+def test_gain_at_the_limits_of_sigma_is_that_of_half_of_x_and_of_relu():
     assert iglu.gain(0) == pytest.approx(2, rel=1e-12)
     assert iglu.gain(math.inf) == pytest.approx(torch.nn.init.calculate_gain("relu"))
 
@@ -205,16 +205,16 @@ def test_negative_sigma_is_the_analytic_continuation(approximate):
 
 
 @both
-def test_derivatives_are_right_across_zero_sigma(approximate):
+def test_values_and_sigma_gradients_at_a_sigma_of_zero_are_the_closed_forms(approximate):
     x = torch.tensor([-2.0, -0.5, 0.0, 1.5], dtype=torch.float64)
     sigma = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     y = iglu.iglu(x[None], sigma, approximate=approximate)
     assert torch.equal(y[0], x / 2)
-    (by_sigma,) = torch.autograd.grad(y.sum(), sigma)
-    torch.testing.assert_close(by_sigma, x**2 / (math.pi if approximate == "none" else 2))
+    (grad_sigma,) = torch.autograd.grad(y.sum(), sigma)
+    torch.testing.assert_close(grad_sigma, x**2 / (math.pi if approximate == "none" else 2))
 
 
-def test_infinite_inputs_meet_a_zero_sigma_as_half_of_x():
+def test_a_sigma_of_zero_halves_infinite_inputs_and_keeps_nan():
     x = torch.tensor([-math.inf, math.inf, math.nan])
     for approximate in FAMILIES:
         y = iglu.iglu(x, torch.tensor(0.0), approximate=approximate)
@@ -227,13 +227,13 @@ def test_each_channel_has_its_own_sigma(approximate):
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     for dim in (0, 1, 2, 3, -1, -2):
         sigma = torch.rand(x.shape[dim], dtype=torch.float64) + 0.1
-        whole = iglu.iglu(x, sigma, approximate=approximate, channel_dim=dim)
+        together = iglu.iglu(x, sigma, approximate=approximate, channel_dim=dim)
         for index, value in enumerate(sigma.tolist()):
             part = iglu.iglu(x.select(dim, index), value, approximate=approximate)
-            torch.testing.assert_close(whole.select(dim, index), part)
+            torch.testing.assert_close(together.select(dim, index), part)
 
 
-def test_a_sigma_of_one_value_fits_every_shape():
+def test_a_sigma_with_one_value_fits_every_shape():
     for shape in ((), (3,), (2, 3)):
         x = torch.randn(shape)
         y = iglu.iglu(x, torch.tensor([0.7]))
@@ -293,7 +293,7 @@ def _functions(approximate):
 
 @both
 @pytest.mark.parametrize("which", range(4))
-def test_first_and_second_derivatives_hold_in_both_modes(approximate, which):
+def test_first_and_second_derivatives_are_those_of_finite_differences_in_both_modes(approximate, which):
     torch.manual_seed(0)
     function, inputs = _functions(approximate)[which]
     assert torch.autograd.gradcheck(
@@ -303,10 +303,10 @@ def test_first_and_second_derivatives_hold_in_both_modes(approximate, which):
 
 
 @both
-def test_curvature_at_zero_is_the_closed_form(approximate):
-    curvature = torch.func.grad(torch.func.grad(lambda x: iglu.iglu(x, 2.0, approximate=approximate)))
+def test_the_second_derivative_at_zero_is_the_closed_form(approximate):
+    second_derivative = torch.func.grad(torch.func.grad(lambda x: iglu.iglu(x, 2.0, approximate=approximate)))
     expected = 4 / math.pi if approximate == "none" else 2.0
-    assert curvature(torch.tensor(0.0)).item() == pytest.approx(expected, rel=1e-6)
+    assert second_derivative(torch.tensor(0.0)).item() == pytest.approx(expected, rel=1e-6)
 
 
 @both
@@ -408,7 +408,7 @@ def test_only_the_inputs_are_saved_for_backward():
 
 
 @both
-def test_in_place_overwrites_and_keeps_the_gradient(approximate):
+def test_in_place_overwrites_the_input_and_gives_the_same_gradient(approximate):
     x = torch.randn(50, requires_grad=True)
     before = x * 1.0
     after = iglu.iglu(before, 0.7, approximate=approximate, inplace=True)
@@ -419,12 +419,12 @@ def test_in_place_overwrites_and_keeps_the_gradient(approximate):
     torch.testing.assert_close(got, expected)
 
 
-def test_in_place_on_a_leaf_that_records_is_refused_as_torch_does():
+def test_in_place_on_a_leaf_that_requires_grad_raises_as_in_torch():
     with pytest.raises(RuntimeError, match="leaf Variable"):
         iglu.iglu(torch.randn(3, requires_grad=True), inplace=True)
 
 
-def test_in_place_without_recording_writes_into_the_same_memory():
+def test_in_place_without_gradients_writes_into_the_same_memory():
     x = torch.randn(5)
     expected = iglu.iglu(x, 2.0)
     address = x.data_ptr()
@@ -434,7 +434,7 @@ def test_in_place_without_recording_writes_into_the_same_memory():
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("sigma", [0.7, torch.tensor(0.7), torch.tensor(-0.7), torch.tensor([0.3, 0.9, 2.0])])
-def test_keeping_the_output_gives_the_gradients_of_keeping_the_input(sigma, inplace):
+def test_saving_the_output_gives_the_gradients_of_saving_the_input(sigma, inplace):
     x = torch.cat([torch.randn(40, 3) * 3, torch.zeros(1, 3)]).requires_grad_()
     grad = torch.randn(41, 3)
     results = []
@@ -450,7 +450,7 @@ def test_keeping_the_output_gives_the_gradients_of_keeping_the_input(sigma, inpl
 
 
 @pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
-def test_the_rational_form_can_keep_its_output_alone(options):
+def test_the_rational_form_can_save_only_its_output(options):
     saved = []
     x = torch.randn(100, requires_grad=True) * 1.0
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
@@ -459,7 +459,7 @@ def test_the_rational_form_can_keep_its_output_alone(options):
     assert (y.data_ptr() == x.data_ptr()) == ("inplace" in options)
 
 
-def test_double_backward_from_the_output():
+def test_double_backward_from_the_output_is_that_of_finite_differences():
     x = torch.randn(6, dtype=torch.float64, requires_grad=True)
     sigma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     for inplace in (False, True):
@@ -470,7 +470,7 @@ def test_double_backward_from_the_output():
 
 
 def _second_derivatives(x, sigma, **options):
-    """Those of the value by x and sigma: of the derivative by x, then of that by each sigma."""
+    """Differentiate the value by x and by sigma, then each of the two by x and by sigma."""
     leaf, scale = x.clone().requires_grad_(), sigma.clone().requires_grad_()
     y = iglu.iglu(leaf * 1, scale, approximate="rational", channel_dim=-1, **options)
     firsts = torch.autograd.grad(y.sum(), (leaf, scale), create_graph=True)
@@ -498,11 +498,11 @@ def test_second_derivatives_from_the_output_are_those_from_the_input(dtype, opti
 @pytest.mark.parametrize("options", [{"save": "output"}, {"inplace": True}])
 def test_second_derivatives_from_the_output_are_the_closed_forms_at_zero_and_the_infinities(options):
     x = torch.tensor([-math.inf, -0.0, 0.0, 1e30, math.inf], requires_grad=True)
-    (slope,) = torch.autograd.grad(
+    (derivative,) = torch.autograd.grad(
         iglu.iglu(x * 1, 3.0, approximate="rational", **options).sum(), x, create_graph=True
     )
-    (curvature,) = torch.autograd.grad(slope.sum(), x)
-    assert curvature.tolist() == [0, 3, 3, 0, 0]  # sigma/(1 + |sigma x|)^3
+    (second_derivative,) = torch.autograd.grad(derivative.sum(), x)
+    assert second_derivative.tolist() == [0, 3, 3, 0, 0]  # sigma/(1 + |sigma x|)^3
 
 
 def test_the_third_derivative_from_the_output_is_that_of_the_right_side_at_zero():
@@ -515,8 +515,8 @@ def test_the_third_derivative_from_the_output_is_that_of_the_right_side_at_zero(
 def test_a_gradient_penalty_trains_a_sigma_of_zero_whose_output_is_saved():
     module = iglu.IGLU(0.0, learnable=True, constrain=False, approximate="rational", save="output")
     x = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
-    (slope,) = torch.autograd.grad(module(x * 1).sum(), x, create_graph=True)
-    slope.square().sum().backward()
+    (derivative,) = torch.autograd.grad(module(x * 1).sum(), x, create_graph=True)
+    derivative.square().sum().backward()
     # f' = 1/2 + sigma x + ..., so the derivative of the sum of f'^2 is the sum of x
     assert module.free_sigma.grad.tolist() == pytest.approx([1.5])
 
@@ -534,7 +534,7 @@ def test_batched_second_derivatives_from_the_output_are_those_from_the_input():
     torch.testing.assert_close(*found)
 
 
-def test_overwriting_a_kept_output_is_noticed():
+def test_overwriting_a_saved_output_raises():
     x = torch.randn(5, requires_grad=True) * 1.0
     y = iglu.iglu(x, approximate="rational", inplace=True)
     y.add_(1)
@@ -542,7 +542,7 @@ def test_overwriting_a_kept_output_is_noticed():
         y.sum().backward()
 
 
-def test_the_exact_output_says_too_little_of_its_input_to_be_kept():
+def test_the_exact_output_has_lost_too_much_of_its_input_to_be_saved():
     def value(x):
         return iglu.iglu(torch.tensor(x, dtype=torch.float64), 1.0).item()
 
@@ -550,12 +550,12 @@ def test_the_exact_output_says_too_little_of_its_input_to_be_kept():
     for x in torch.linspace(-900, -1100, 41).tolist():
         y = torch.tensor(value(x), dtype=torch.float32).item()
         found = optimize.brentq(lambda v, y=y: value(v) - y, -1e9, -1)
-        slope, expected = stats.t.cdf([math.sqrt(3) * found, math.sqrt(3) * x], df=3)
-        errors.append(abs(slope / expected - 1))
+        derivative, expected = stats.t.cdf([math.sqrt(3) * found, math.sqrt(3) * x], df=3)
+        errors.append(abs(derivative / expected - 1))
     assert max(errors) == pytest.approx(0.26, abs=0.02)
 
 
-def test_the_exact_form_refuses_to_keep_its_output():
+def test_saving_the_output_of_the_exact_form_raises():
     with pytest.raises(ValueError, match="needs approximate='rational'"):
         iglu.iglu(torch.randn(3), save="output")
 
@@ -578,7 +578,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @both
-def test_output_and_gradient_follow_every_layout(approximate, layout):
+def test_the_output_has_the_strides_of_torchs_gelu_and_the_gradient_does_not_depend_on_the_layout(
+    approximate, layout
+):
     x = LAYOUTS[layout]().requires_grad_()
     y = iglu.iglu(x, 0.7, approximate=approximate)
     like = F.gelu(x)
@@ -612,8 +614,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
-    """Fake tensors foretell the result and its gradient; arguments are left alone; nothing is shared."""
+def test_each_function_behaves_like_an_operator_of_torch(name, layout, dtype):
+    """Fake tensors predict results and gradients; arguments are not changed and share no memory with them."""
     x = LAYOUTS[layout]().to(dtype)
     sigma = torch.tensor([0.7], dtype=dtype)
     before = x.clone(), sigma.clone()
@@ -631,12 +633,12 @@ def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
     }
     with FakeTensorMode() as mode:
         fake = everything(mode.from_tensor(x), mode.from_tensor(sigma))
-    for got, foretold in zip(found, fake, strict=True):
-        assert (got.shape, got.dtype) == (foretold.shape, foretold.dtype)
+    for got, predicted in zip(found, fake, strict=True):
+        assert (got.shape, got.dtype) == (predicted.shape, predicted.dtype)
     assert found[0].stride() == fake[0].stride()
 
 
-# -- bad input --------------------------------------------------------------------------------------
+# -- invalid input --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -675,10 +677,10 @@ def test_each_function_is_an_operator_like_those_of_torch(name, layout, dtype):
         (lambda x: iglu.gain(-2), ValueError, "sigma must be >= 0, got -2"),
     ],
 )
-def test_bad_input_is_named_with_what_was_got_and_what_is_allowed(call, error, message):
+def test_invalid_input_raises_with_what_was_given_and_what_is_allowed(call, error, message):
     with pytest.raises(error, match=message):
         call(torch.randn(2, 3))
 
 
-def test_the_docstring_examples_use_the_public_names():
+def test_the_public_function_is_that_of_the_functional_module():
     assert functional.iglu is iglu.iglu

@@ -17,7 +17,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def intervals(dtype, count=400, seed=0):
-    """Short and long ones, at all magnitudes that the dtype holds."""
+    """Short and long intervals, at all magnitudes of the dtype."""
     generator = torch.Generator().manual_seed(seed)
 
     def numbers():
@@ -40,7 +40,7 @@ def points(low, high, count=65):
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 7.0])
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bounds_hold_for_the_truth_and_for_what_is_computed(dtype, approximate, sigma):
+def test_the_bounds_hold_for_exact_and_for_computed_values(dtype, approximate, sigma):
     low, high = intervals(dtype)
     low, high = low[low.isfinite() & high.isfinite()], high[low.isfinite() & high.isfinite()]
     found = iglu.bounds(low, high, sigma, approximate=approximate)
@@ -50,7 +50,7 @@ def test_the_bounds_hold_for_the_truth_and_for_what_is_computed(dtype, approxima
     assert (computed <= found.high).all()
     assert (found.below(x) <= computed).all()
     assert (computed <= found.above(x)).all()
-    # in extended precision, sigma as the computation sees it
+    # in extended precision, with sigma rounded as in the computation
     sigma = float(torch.tensor(sigma, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
     true = truth.TRUTH[approximate, "value"](truth.extended(x), sigma)
     for line, sign in ((found.below, 1), (found.above, -1)):
@@ -68,8 +68,8 @@ def test_the_bounds_hold_for_the_truth_and_for_what_is_computed(dtype, approxima
         ("rational", 3.0, -4.46875, 0.1865234375),
     ],
 )
-def test_the_lines_hold_for_a_function_that_is_off_by_all_that_is_promised(approximate, sigma, low, high):
-    """1 ulp, in bfloat16.  Here the roundings of slope x + intercept go the same way, and use up the rest."""
+def test_the_linear_bounds_hold_for_values_with_the_largest_allowed_error(approximate, sigma, low, high):
+    """1 ulp in bfloat16.  Here the rounding errors of slope x + intercept add up and use the margin up."""
     low, high = torch.tensor(low, dtype=torch.bfloat16), torch.tensor(high, dtype=torch.bfloat16)
     found = iglu.bounds(low, high, sigma, approximate=approximate)
     x = torch.stack([low, high])
@@ -95,9 +95,9 @@ def test_the_bounds_are_tight_up_to_rounding(dtype, approximate):
         true = truth.TRUTH[approximate, "value"](truth.extended(x), 0.7)
         assert (np.abs(truth.extended(found.above(x)) - true) <= 60 * eps * reach).all()
     # and its slope is one that f has between them, however short it is
-    slopes = [truth.TRUTH[approximate, "df_dx"](truth.extended(x), 0.7) for x in (low, high)]
-    assert (truth.extended(found.above.slope) >= slopes[0] * (1 - 20 * eps)).all()
-    assert (truth.extended(found.above.slope) <= slopes[1] * (1 + 20 * eps)).all()
+    derivatives = [truth.TRUTH[approximate, "df_dx"](truth.extended(x), 0.7) for x in (low, high)]
+    assert (truth.extended(found.above.slope) >= derivatives[0] * (1 - 20 * eps)).all()
+    assert (truth.extended(found.above.slope) <= derivatives[1] * (1 + 20 * eps)).all()
     middle = (low.double() + high.double()) / 2
     true = truth.TRUTH[approximate, "value"](truth.extended(middle), 0.7)
     below = truth.extended(found.below.slope) * truth.extended(middle) + truth.extended(found.below.intercept)
@@ -105,7 +105,7 @@ def test_the_bounds_are_tight_up_to_rounding(dtype, approximate):
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_no_other_tangent_leaves_less_area(approximate):
+def test_no_other_tangent_is_a_tighter_lower_bound_on_average(approximate):
     low, high = torch.tensor(-3.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     found = iglu.bounds(low, high, 1.5, approximate=approximate)
     x = torch.linspace(-3, 1, 4001, dtype=torch.float64)
@@ -136,7 +136,7 @@ def test_the_bounds_hold_for_any_interval(start, width, share, approximate, sigm
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_infinite_ends_give_level_lines(approximate):
+def test_infinite_ends_give_constant_bounds(approximate):
     inf = math.inf
     low, high = torch.tensor([-inf, 1.0, -inf, 1.0]), torch.tensor([1.0, inf, inf, 2.0])
     found = iglu.bounds(low, high, approximate=approximate)
@@ -148,7 +148,7 @@ def test_infinite_ends_give_level_lines(approximate):
     assert found.below.slope[3] > 0.5
 
 
-def test_the_limits_of_sigma_are_a_line_and_relu():
+def test_bounds_at_the_limits_of_sigma_are_those_of_half_of_x_and_relu():
     low, high = torch.tensor([-3.0, -1.0, -2.0, 1.0]), torch.tensor([1.0, 3.0, -1.0, 2.0])
     linear = iglu.bounds(low, high, 0)
     assert linear.below.slope.tolist() == linear.above.slope.tolist() == [0.5] * 4
@@ -163,15 +163,15 @@ def test_the_limits_of_sigma_are_a_line_and_relu():
 def test_bounds_at_the_limits_of_sigma_have_small_gradients(sigma):
     low = torch.tensor([-1.0, -2.0, 0.0], requires_grad=True)  # with 0 at the midpoint, inside and as an end
     found = iglu.bounds(low, torch.tensor([1.0, 3.0, 0.0]), sigma)
-    (by_low,) = torch.autograd.grad(sum(each.sum() for each in tensors(found)), low)
-    assert by_low.abs().max() < 10
+    (grad_low,) = torch.autograd.grad(sum(each.sum() for each in tensors(found)), low)
+    assert grad_low.abs().max() < 10
 
 
 def tensors(found):
     return *found[:2], *found.below, *found.above
 
 
-def test_one_sigma_a_channel_and_gradients_for_certified_training():
+def test_bounds_support_one_sigma_per_channel_and_have_gradients():
     low = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
     sigma = torch.tensor([0.5, 3.0], dtype=torch.float64)
     found = iglu.bounds(low, low.detach() + 1.5, sigma)
@@ -179,14 +179,14 @@ def test_one_sigma_a_channel_and_gradients_for_certified_training():
         alone = iglu.bounds(low[:, channel], low[:, channel].detach() + 1.5, sigma[channel].item())
         for together, apart in zip(tensors(found), tensors(alone), strict=True):
             torch.testing.assert_close(together[:, channel], apart)
-    (by_low,) = torch.autograd.grad(found.low.sum(), low, retain_graph=True)
-    slopes = torch.func.vmap(torch.func.grad(lambda x, s: iglu.iglu(x, s)))(low.detach()[0], sigma)
-    torch.testing.assert_close(by_low[0], slopes)
-    (by_low,) = torch.autograd.grad(found.above.intercept.sum() + found.below.intercept.sum(), low)
-    assert by_low.isfinite().all()
+    (grad_low,) = torch.autograd.grad(found.low.sum(), low, retain_graph=True)
+    derivatives = torch.func.vmap(torch.func.grad(lambda x, s: iglu.iglu(x, s)))(low.detach()[0], sigma)
+    torch.testing.assert_close(grad_low[0], derivatives)
+    (grad_low,) = torch.autograd.grad(found.above.intercept.sum() + found.below.intercept.sum(), low)
+    assert grad_low.isfinite().all()
 
 
-def test_misuse_is_named():
+def test_errors_name_the_invalid_argument():
     one = torch.ones(2)
     with pytest.raises(ValueError, match="low must be <= high"):
         iglu.bounds(one, -one)

@@ -1,4 +1,4 @@
-"""The inverse and the logarithm of the slope, against their definitions in 60 digits."""
+"""The inverse and the logarithm of the derivative, against their definitions in 60 digits."""
 
 import math
 
@@ -15,7 +15,7 @@ HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, torch.float32, *HALVES)
 SIGMAS = (0.01, 0.5, 1.0, 5.0, 100.0)
 
-# Units in the last place, (inverse, log-slope).
+# Units in the last place, (inverse, log-derivative).
 TOLERANCE = {torch.float64: (4, 16), torch.float32: (4, 16), torch.bfloat16: (1, 1), torch.float16: (1, 1)}
 
 
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float64: (4, 16), torch.float32: (4, 16), torch.bfloat16: (1,
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_inverse_is_right_to_4_ulp_up_to_the_floor(dtype, approximate, sigma):
+def test_the_inverse_is_accurate_to_4_ulp_up_to_the_floor(dtype, approximate, sigma):
     y = truth.above_the_floor(dtype, sigma, approximate)
     x = iglu.iglu_inverse(y, sigma, approximate=approximate)
     expected = [
@@ -38,7 +38,7 @@ def test_the_inverse_is_right_to_4_ulp_up_to_the_floor(dtype, approximate, sigma
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_log_slope_is_right_in_both_tails(dtype, approximate, sigma):
+def test_the_log_derivative_is_accurate_in_both_tails(dtype, approximate, sigma):
     magnitudes = torch.logspace(-10, 37, 100, dtype=torch.float64)
     bends = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 / sigma
     x = torch.cat([magnitudes, -magnitudes, bends]).to(dtype)
@@ -52,7 +52,7 @@ def test_the_log_slope_is_right_in_both_tails(dtype, approximate, sigma):
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_the_log_slope_knows_a_product_that_overflows(approximate):
+def test_the_log_derivative_is_accurate_where_sigma_times_x_overflows(approximate):
     power = 3 if approximate == "none" else 2
     first = math.log(2 / (3 * math.pi)) if approximate == "none" else math.log(0.5)
     result = iglu.iglu_log_derivative(torch.tensor(-1e30), 1e20, approximate=approximate)
@@ -63,7 +63,7 @@ def test_the_log_slope_knows_a_product_that_overflows(approximate):
 
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_outputs_below_the_floor_are_nan_and_its_rounding_is_not(dtype, approximate):
+def test_the_inverse_is_nan_below_the_floor_but_not_at_the_rounded_floor(dtype, approximate):
     for sigma in torch.logspace(-2, 2, 301).tolist():
         far = torch.tensor([-math.inf, torch.finfo(dtype).min], dtype=dtype)
         lowest = iglu.iglu(far, sigma, approximate=approximate)
@@ -74,7 +74,7 @@ def test_outputs_below_the_floor_are_nan_and_its_rounding_is_not(dtype, approxim
 
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_named_special_cases_of_the_inverse(dtype, approximate):
+def test_the_documented_special_cases_of_the_inverse_hold(dtype, approximate):
     y = torch.tensor([math.inf, 0.0, -0.0, math.nan, -math.inf, -4.0], dtype=dtype)
     x = iglu.iglu_inverse(y, 0.5, approximate=approximate)
     assert x[0] == math.inf
@@ -97,7 +97,7 @@ def test_the_named_special_cases_of_the_inverse(dtype, approximate):
 
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_named_special_cases_of_the_log_slope(dtype, approximate):
+def test_the_documented_special_cases_of_the_log_derivative_hold(dtype, approximate):
     x = torch.tensor([-math.inf, math.inf, math.nan, 0.0], dtype=dtype)
     half = torch.tensor(0.5, dtype=dtype).log()
     result = iglu.iglu_log_derivative(x, 2.0, approximate=approximate)
@@ -124,7 +124,7 @@ def test_a_tensor_sigma_at_the_limits_inverts_as_the_number_does(approximate, si
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_a_negative_sigma_is_inverted_too(approximate):
+def test_the_inverse_supports_a_negative_sigma(approximate):
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     sigma = torch.tensor(-1.5, dtype=torch.float64)
     y = iglu.iglu(x, sigma, approximate=approximate)
@@ -135,7 +135,7 @@ def test_a_negative_sigma_is_inverted_too(approximate):
 
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("name", ["inverse", "log_derivative"])
-def test_first_and_second_derivatives_are_those_of_differences(name, approximate):
+def test_first_and_second_derivatives_are_those_of_finite_differences(name, approximate):
     function = {"inverse": iglu.iglu_inverse, "log_derivative": iglu.iglu_log_derivative}[name]
     points = {
         "inverse": [-0.21, -0.1, 0.02, 0.4, 3.0, 40.0],
@@ -149,27 +149,27 @@ def test_first_and_second_derivatives_are_those_of_differences(name, approximate
 
     assert torch.autograd.gradcheck(call, (x, sigma), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(call, (x, sigma))
-    # forward over forward goes by another way
+    # forward over forward uses another code path
     tangent = torch.ones(6, dtype=torch.float64)
     column = x.detach()[:, 0]
 
     def along(x):
         return torch.func.jvp(lambda x: call(x, 0.7), (x,), (tangent,))[1]
 
-    twice = torch.func.jvp(along, (column,), (tangent,))[1]
+    forward_over_forward = torch.func.jvp(along, (column,), (tangent,))[1]
     leaf = column.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(call(leaf, 0.7).sum(), leaf, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope.sum(), leaf)
-    torch.testing.assert_close(twice, curvature, rtol=1e-6, atol=1e-9)
+    (first,) = torch.autograd.grad(call(leaf, 0.7).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaf)
+    torch.testing.assert_close(forward_over_forward, second, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_the_slope_of_the_inverse_is_accurate_near_the_floor(approximate):
-    """dx/dy = 1/f'(x); relative to the truth at the y given, which is not that of a rounded x."""
+def test_the_derivative_of_the_inverse_is_accurate_near_the_floor(approximate):
+    """dx/dy = 1/f'(x); compared with the exact value at this y, not at a rounded x."""
     sigma = 1.0
     y = (truth.FLOOR[approximate] * (1 - torch.logspace(-12, -2, 11, dtype=torch.float64))).requires_grad_()
-    (by_y,) = torch.autograd.grad(iglu.iglu_inverse(y, sigma, approximate=approximate).sum(), y)
-    for each, got in zip(y.tolist(), by_y.tolist(), strict=True):
+    (dx_dy,) = torch.autograd.grad(iglu.iglu_inverse(y, sigma, approximate=approximate).sum(), y)
+    for each, got in zip(y.tolist(), dx_dy.tolist(), strict=True):
         x = truth.inverse(each, sigma, approximate)
         assert got == pytest.approx(
             float(mpmath.exp(-truth.log_derivative(x, sigma, approximate))), rel=1e-13
@@ -177,18 +177,18 @@ def test_the_slope_of_the_inverse_is_accurate_near_the_floor(approximate):
 
 
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_the_gradient_of_the_log_slope_does_not_underflow(approximate):
+def test_the_gradient_of_the_log_derivative_does_not_underflow(approximate):
     x = torch.tensor([-1e18, -1e6], requires_grad=True)
     sigma = torch.tensor(1.0, requires_grad=True)
-    by_x, by_sigma = torch.autograd.grad(
+    grad_x, grad_sigma = torch.autograd.grad(
         iglu.iglu_log_derivative(x, sigma, approximate=approximate).sum(), (x, sigma)
     )
     power = 3 if approximate == "none" else 2
-    assert by_x.tolist() == pytest.approx([power / 1e18, power / 1e6], rel=1e-5)
-    assert by_sigma.item() == pytest.approx(-2 * power, rel=1e-5)
+    assert grad_x.tolist() == pytest.approx([power / 1e18, power / 1e6], rel=1e-5)
+    assert grad_sigma.item() == pytest.approx(-2 * power, rel=1e-5)
 
 
-def test_one_sigma_a_channel_along_any_dimension():
+def test_sigma_may_have_one_value_per_channel_along_any_dimension():
     y = torch.rand(3, 2, 4, dtype=torch.float64)
     sigma = torch.tensor([0.5, 2.0], dtype=torch.float64)
     together = iglu.iglu_inverse(y, sigma, channel_dim=1)
@@ -198,7 +198,7 @@ def test_one_sigma_a_channel_along_any_dimension():
     torch.testing.assert_close(last.movedim(-1, 1), iglu.iglu_log_derivative(y, sigma, channel_dim=1))
 
 
-def test_under_vmap_they_give_the_same():
+def test_vmap_gives_the_same_inverse_and_log_derivative():
     y = torch.linspace(-0.3, 5, 64).view(8, 8)
     assert torch.equal(torch.vmap(iglu.iglu_inverse)(y), iglu.iglu_inverse(y))
     assert torch.equal(torch.vmap(iglu.iglu_log_derivative)(y), iglu.iglu_log_derivative(y))
@@ -206,8 +206,8 @@ def test_under_vmap_they_give_the_same():
 
 @truth.needs_compiler
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_compiled_it_is_as_right_near_the_floor(approximate):
-    """A compiler that rearranged the sums in twice the precision would leave nothing of them."""
+def test_the_compiled_inverse_is_as_accurate_near_the_floor(approximate):
+    """The inverse adds pairs of numbers in twice the precision, sums that a compiler must not rearrange."""
     torch._dynamo.reset()
     y = (truth.FLOOR[approximate] * (1 - torch.logspace(-6, -0.1, 200, dtype=torch.float64))).float()
     compiled = torch.compile(lambda y: iglu.iglu_inverse(y, approximate=approximate), fullgraph=True)
@@ -217,7 +217,7 @@ def test_compiled_it_is_as_right_near_the_floor(approximate):
 
 
 @pytest.mark.parametrize("function", [iglu.iglu_inverse, iglu.iglu_log_derivative])
-def test_misuse_is_named(function):
+def test_errors_name_the_invalid_argument(function):
     with pytest.raises(TypeError, match="must have dtype float16, bfloat16, float32 or float64"):
         function(torch.arange(3))
     with pytest.raises(ValueError, match="sigma must be >= 0, got -1"):

@@ -1,4 +1,4 @@
-"""Which kernels serve a call; and that the loops and the formulas are one function."""
+"""Dispatch: which backend runs a call, and that the native kernels agree with the formulas."""
 
 import contextlib
 import itertools
@@ -26,8 +26,8 @@ def _fell_through(*_):
 
 
 @contextlib.contextmanager
-def the_loops_alone():
-    """A call or a backward pass that falls through to the formulas raises."""
+def native_only():
+    """Make a call or a backward pass that falls back to the formulas raise."""
     with iglu.backend("native"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "forward", _fell_through)
         patch.setattr(autograd, "differentiable_gradients", _fell_through)
@@ -35,10 +35,10 @@ def the_loops_alone():
         yield
 
 
-def by_both(function, leaves, grad=None, **options):
-    """[result, gradients...] by the loops alone, and by the formulas in float64."""
+def by_native_and_reference(function, leaves, grad=None, **options):
+    """[result, gradients...] by the native kernels alone, and by the formulas in float64."""
     found = []
-    for context, dtype in ((the_loops_alone(), None), (iglu.backend("reference"), torch.float64)):
+    for context, dtype in ((native_only(), None), (iglu.backend("reference"), torch.float64)):
         with context:
             # a sigma of float32 would round its own gradient
             of = dtype or (torch.float64 if leaves[0].dtype == torch.float64 else None)
@@ -63,7 +63,7 @@ def assert_same(found, dtype, atol=None):
         )
 
 
-# -- the loops and the formulas -----------------------------------------------------------------------
+# -- native kernels and formulas -----------------------------------------------------------------------
 
 LAYOUTS = {
     "vector": lambda: torch.randn(1037),
@@ -97,7 +97,7 @@ def test_values_and_gradients_are_those_of_the_formulas(layout, approximate, dty
         "channels": lambda: torch.rand(x.shape[1]) * 2 - 0.5,
     }[kind]()
     grad = torch.randn(x.shape)
-    found = by_both(function, (x, sigma), grad, approximate=approximate, channel_dim=1)
+    found = by_native_and_reference(function, (x, sigma), grad, approximate=approximate, channel_dim=1)
     assert found[0][0].stride() == torch.nn.functional.gelu(x).stride()
     assert [each.dtype for each in found[0][:2]] == [dtype, dtype]
     assert_same(found, dtype)
@@ -119,8 +119,8 @@ def test_gradients_from_the_output_are_those_of_the_formulas(inplace, layout, dt
         at = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
         return iglu.iglu(at, sigma, approximate="rational", save="output", inplace=inplace, channel_dim=1)
 
-    found = by_both(value, (x, sigma), torch.randn(x.shape))
-    # an output has lost what its rounding took, and more of it the flatter it is
+    found = by_native_and_reference(value, (x, sigma), torch.randn(x.shape))
+    # rounding the output loses digits of its input, more of them where the function is flatter
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 0.02}.get(dtype, 0.15)
     assert_same(found, dtype, atol=tolerance)
 
@@ -143,7 +143,7 @@ PAIRS = {
 @pytest.mark.parametrize("approximate", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["number", "one", "last", "middle"])
-def test_the_pair_is_that_of_the_formulas(pair, approximate, dtype, kind):
+def test_the_gated_pair_and_its_gradients_are_those_of_the_formulas(pair, approximate, dtype, kind):
     torch.manual_seed(0)
     gate, up = (None if each is None else each.to(dtype) for each in PAIRS[pair]())
     width = gate.shape[-1] // (2 if up is None else 1)
@@ -152,14 +152,14 @@ def test_the_pair_is_that_of_the_formulas(pair, approximate, dtype, kind):
     channel_dim = -1 if kind == "last" else 1
     shape = (*gate.shape[:-1], width)
     for grad in (torch.randn(shape), torch.tensor(0.5).expand(shape)):
-        found = by_both(
+        found = by_native_and_reference(
             iglu.iglu_glu, (gate, up, sigma), grad, approximate=approximate, channel_dim=channel_dim
         )
         assert_same(found, dtype)
 
 
 @needs_loops
-def test_gradients_of_every_layout_are_read_where_they_lie():
+def test_incoming_gradients_may_have_every_layout():
     x = torch.randn(6, 8)
     for grad in (
         torch.randn(8, 6).t(),
@@ -168,7 +168,7 @@ def test_gradients_of_every_layout_are_read_where_they_lie():
         torch.randn(6, 1).expand(6, 8),
         torch.randn(8).expand(6, 8),
     ):
-        assert_same(by_both(iglu.iglu, (x, 0.7), grad), torch.float32)
+        assert_same(by_native_and_reference(iglu.iglu, (x, 0.7), grad), torch.float32)
 
 
 @needs_loops
@@ -181,7 +181,7 @@ def test_the_sigma_gradient_does_not_depend_on_the_number_of_threads(approximate
         for threads, channels in itertools.product((1, 2), (False, True)):
             torch.set_num_threads(threads)
             sigma = torch.full((7,) if channels else (), 0.7, requires_grad=True)
-            with the_loops_alone():
+            with native_only():
                 y = iglu.iglu(x, sigma, approximate=approximate, channel_dim=1)
                 found.append(torch.autograd.grad(y.sum(), sigma)[0])
     finally:
@@ -195,7 +195,7 @@ def test_the_sigma_gradient_does_not_depend_on_the_number_of_threads(approximate
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_double_backward_and_higher_go_through(backend):
+def test_second_derivatives_of_every_backend_are_those_of_finite_differences(backend):
     x = torch.randn(5, dtype=torch.float64, requires_grad=True)
     sigma = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     up = torch.randn(5, dtype=torch.float64, requires_grad=True)
@@ -221,7 +221,7 @@ def test_double_backward_and_higher_go_through(backend):
 @pytest.mark.parametrize("pair", [None, *PAIRS])
 @pytest.mark.parametrize("kind", ["number", "one", "channels"])
 def test_gradients_of_gradients_are_those_of_the_formulas(approximate, dtype, pair, kind):
-    """Those of x, up and sigma, of the gradients of x and up: one pass of the loops."""
+    """Gradients of x, up and sigma of the gradients of x and up: one pass of the native kernels."""
     torch.manual_seed(0)
     tensors = (torch.randn(3, 5, 7),) if pair is None else PAIRS[pair]()
     x, *up = (None if each is None else each.to(dtype) for each in tensors)
@@ -235,19 +235,19 @@ def test_gradients_of_gradients_are_those_of_the_formulas(approximate, dtype, pa
         first = torch.autograd.grad(y, recorded, (y.detach() + 1), create_graph=True)
         return sum((each * (index + 0.5)).sum() for index, each in enumerate(first))
 
-    found = by_both(second, (x, *up, sigma))
+    found = by_native_and_reference(second, (x, *up, sigma))
     atol = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.6}[dtype]
     assert_same([each[1:] for each in found], dtype, atol=atol)
 
 
-def test_forward_mode_is_never_silently_zero():
+def test_forward_mode_derivatives_are_not_silently_zero():
     x, tangent = torch.randn(4), torch.ones(4)
-    _, slope = torch.func.jvp(lambda x: iglu.iglu(x, 0.7), (x,), (tangent,))
-    assert (slope > 0).all()
+    _, derivative = torch.func.jvp(lambda x: iglu.iglu(x, 0.7), (x,), (tangent,))
+    assert (derivative > 0).all()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, tangent)
-        _, slope = torch.autograd.forward_ad.unpack_dual(iglu.iglu(dual, 0.7))
-    assert (slope > 0).all()
+        _, derivative = torch.autograd.forward_ad.unpack_dual(iglu.iglu(dual, 0.7))
+    assert (derivative > 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -276,7 +276,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("function", [iglu.iglu, iglu.iglu_gate])
-def test_dispatch_modes_see_what_is_computed(function):
+def test_dispatch_modes_see_the_operations_of_both_passes(function):
     x = torch.randn(3, requires_grad=True)
     with Watch() as watch:
         y = function(x, 0.7)
@@ -287,7 +287,7 @@ def test_dispatch_modes_see_what_is_computed(function):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backward_twice_is_refused_unless_retained(backend):
+def test_a_second_backward_pass_raises_unless_the_graph_is_retained(backend):
     x = torch.randn(3, requires_grad=True)
     with iglu.backend(backend):
         y = iglu.iglu(x, 0.7)
@@ -298,7 +298,7 @@ def test_backward_twice_is_refused_unless_retained(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_saved_input_that_is_overwritten_is_noticed(backend):
+def test_overwriting_a_saved_input_raises(backend):
     x = torch.randn(3, requires_grad=True) * 1.0
     with iglu.backend(backend):
         y = iglu.iglu(x, 0.7)
@@ -308,7 +308,7 @@ def test_a_saved_input_that_is_overwritten_is_noticed(backend):
 
 
 @pytest.mark.parametrize("save", ["input", "output"])
-def test_a_hook_may_give_back_a_saved_tensor_of_another_layout_or_kind(save):
+def test_a_saved_tensor_hook_may_return_another_layout_or_a_subclass(save):
     class Sub(torch.Tensor):
         pass
 
@@ -325,10 +325,10 @@ def test_a_hook_may_give_back_a_saved_tensor_of_another_layout_or_kind(save):
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0].as_subclass(torch.Tensor), expected)
 
 
-def test_what_is_kept_is_the_same_whichever_kernels_serve():
-    """Else activation checkpointing, which compares what two forward passes keep, would fail."""
+def test_every_backend_saves_the_same_shapes_and_dtypes():
+    """Otherwise activation checkpointing would fail, which compares what two forward passes save."""
 
-    def kept(context):
+    def saved(context):
         found = []
         x, up = torch.randn(2, 4, 6, requires_grad=True).unbind()
         leaves = [torch.tensor([0.7], requires_grad=True), torch.rand(6, requires_grad=True)]
@@ -341,12 +341,12 @@ def test_what_is_kept_is_the_same_whichever_kernels_serve():
                 iglu.iglu(x, sigma, approximate="rational", save="output")
         return [(tuple(each.shape), each.dtype) for each in found]
 
-    expected = kept(iglu.backend("reference"))
-    assert kept(contextlib.nullcontext()) == expected
-    assert kept(Watch()) == expected
+    expected = saved(iglu.backend("reference"))
+    assert saved(contextlib.nullcontext()) == expected
+    assert saved(Watch()) == expected
 
 
-def test_a_function_has_one_name_in_every_graph():
+def test_the_graph_node_has_the_same_name_for_every_backend():
     x = torch.randn(3, requires_grad=True)
     names = set()
     for context in (contextlib.nullcontext(), iglu.backend("reference"), Watch()):
@@ -355,7 +355,7 @@ def test_a_function_has_one_name_in_every_graph():
     assert names == {"IgluBackward"}
 
 
-def test_inference_mode_and_parameters_are_served():
+def test_inference_mode_and_parameters_are_supported():
     with torch.inference_mode():
         x = torch.randn(5)
         y = iglu.iglu(x, 0.7)
@@ -363,7 +363,9 @@ def test_inference_mode_and_parameters_are_served():
         with iglu.backend("reference"):
             torch.testing.assert_close(y, iglu.iglu(x, 0.7))
     if native.loops is not None:
-        found = by_both(iglu.iglu, (torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.ones(1))))
+        found = by_native_and_reference(
+            iglu.iglu, (torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.ones(1)))
+        )
         assert_same(found, torch.float32)
 
 
@@ -377,7 +379,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_unusual_tensors_are_read_as_what_they_are(kind):
+def test_unusual_tensor_types_give_the_values_of_plain_tensors(kind):
     x = UNUSUAL[kind]()
     dense = torch._from_functional_tensor(x) if kind == "functional" else x.clone()
     y = iglu.iglu(x, 0.7)
@@ -385,7 +387,7 @@ def test_unusual_tensors_are_read_as_what_they_are(kind):
     torch.testing.assert_close(y, iglu.iglu(dense, 0.7))
 
 
-def test_a_tensor_whose_transform_is_over_is_read_as_what_it_holds():
+def test_a_tensor_that_outlives_its_transform_gives_the_values_of_a_plain_tensor():
     kept = []
     x = torch.randn(3)
     torch.func.grad(lambda x: kept.append(x) or x.sum())(x)
@@ -397,7 +399,7 @@ def test_a_tensor_whose_transform_is_over_is_read_as_what_it_holds():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_a_refused_in_place_call_changes_nothing(backend, approximate):
+def test_an_in_place_call_that_raises_changes_nothing(backend, approximate):
     leaf = torch.randn(4, 3, requires_grad=True)
     base = torch.randn(4, 3, requires_grad=True) * 1.0
     with torch.no_grad():
@@ -424,19 +426,19 @@ def test_a_refused_in_place_call_changes_nothing(backend, approximate):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_in_place_on_a_view_of_what_is_recorded_reaches_its_base(backend, approximate):
+def test_in_place_on_a_view_sends_gradients_to_its_base(backend, approximate):
     x = torch.randn(6, requires_grad=True)
     with iglu.backend(backend):
         base = x * 1.0
         iglu.iglu(base[:4], 0.7, approximate=approximate, inplace=True)
         (got,) = torch.autograd.grad(base.sum(), x)
-        (slope,) = torch.autograd.grad(iglu.iglu(x, 0.7, approximate=approximate).sum(), x)
-    torch.testing.assert_close(got, torch.cat([slope[:4], torch.ones(2)]))
+        (derivative,) = torch.autograd.grad(iglu.iglu(x, 0.7, approximate=approximate).sum(), x)
+    torch.testing.assert_close(got, torch.cat([derivative[:4], torch.ones(2)]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_without_recording_a_leaf_may_be_overwritten(backend, approximate):
+def test_without_gradients_a_leaf_may_be_overwritten(backend, approximate):
     leaf = torch.randn(5, requires_grad=True)
     expected = iglu.iglu(leaf.detach(), 0.7, approximate=approximate)
     with iglu.backend(backend), torch.no_grad():
@@ -446,7 +448,7 @@ def test_without_recording_a_leaf_may_be_overwritten(backend, approximate):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("approximate", FAMILIES)
-def test_in_place_where_only_sigma_is_recorded(backend, approximate):
+def test_in_place_works_where_only_sigma_requires_grad(backend, approximate):
     sigma = torch.tensor(0.7, requires_grad=True)
     x = torch.randn(6)
     (expected,) = torch.autograd.grad(iglu.iglu(x, sigma, approximate=approximate).sum(), sigma)
@@ -456,7 +458,7 @@ def test_in_place_where_only_sigma_is_recorded(backend, approximate):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_place_moves_the_version_and_writes_a_gapped_view_where_it_lies(backend):
+def test_in_place_increments_the_version_and_writes_into_a_view_with_gaps(backend):
     x = torch.randn(3, 8)
     expected = x.clone()
     expected[:, ::2] = iglu.iglu(x[:, ::2], 0.7)
@@ -467,7 +469,7 @@ def test_in_place_moves_the_version_and_writes_a_gapped_view_where_it_lies(backe
     assert x._version == before + 1
 
 
-def test_in_place_in_inference_mode():
+def test_in_place_works_in_inference_mode():
     with torch.inference_mode():
         x = torch.randn(5)
         expected = iglu.iglu(x, 0.7)
@@ -475,7 +477,7 @@ def test_in_place_in_inference_mode():
         assert torch.equal(x, expected)
 
 
-def test_the_output_is_kept_alone():
+def test_the_rational_form_in_place_saves_only_its_output():
     saved = []
     x = torch.randn(100, requires_grad=True) * 1.0
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.clone()) or t, lambda t: t):
@@ -486,7 +488,7 @@ def test_the_output_is_kept_alone():
 
 
 @pytest.mark.parametrize("flag", [1, np.True_, "yes"])
-def test_every_true_flag_means_in_place(flag):
+def test_any_true_value_means_in_place(flag):
     x = torch.randn(5)
     expected = iglu.iglu(x, 0.7)
     assert iglu.iglu(x, 0.7, inplace=flag) is x
@@ -500,9 +502,9 @@ def test_every_true_flag_means_in_place(flag):
 @pytest.mark.parametrize(
     "sigma", [np.float64(0.7), np.float32(0.5), 1, torch.tensor(0.7), torch.tensor([0.7])], ids=repr
 )
-def test_numbers_and_tensors_of_every_kind_reach_the_loops(sigma):
+def test_sigmas_of_every_number_and_tensor_type_reach_the_native_kernels(sigma):
     x = torch.randn(50)
-    with the_loops_alone():
+    with native_only():
         y = iglu.iglu(x, sigma)
     torch.testing.assert_close(y, iglu.iglu(x, float(sigma)))
 
@@ -518,9 +520,9 @@ def test_no_sigma_that_float32_holds_gives_nan(backend, approximate, dtype, sigm
         for scale in (sigma, torch.tensor(sigma)):
             leaf = x.clone().requires_grad_()
             y = iglu.iglu(leaf, scale, approximate=approximate)
-            (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+            (derivative,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
             gate = iglu.iglu_gate(x, scale, approximate=approximate)
-            for each in (y, slope, gate):
+            for each in (y, derivative, gate):
                 assert not each.isnan().any()
             expected = x / 2 if sigma < 1 else x.clamp(min=0)
             torch.testing.assert_close(
@@ -547,17 +549,17 @@ def test_a_tensor_sigma_may_be_infinite_or_nan(backend, approximate, dtype):
         torch.testing.assert_close(rows[2], x / 2)
 
 
-def test_a_float16_output_that_says_too_little_is_not_kept():
+def test_a_float16_output_with_too_few_digits_is_not_saved():
     x = torch.tensor([-2.0, -0.5, 1.0], dtype=torch.float16)
     for sigma, inplace in itertools.product((1e6, 1e8), (False, True)):
         leaf = x.clone().requires_grad_()
         y = iglu.iglu(leaf * 1, sigma, approximate="rational", save="output", inplace=inplace)
-        (slope,) = torch.autograd.grad(y.sum(), leaf)
-        assert slope.tolist() == [0, 0, 1]
+        (derivative,) = torch.autograd.grad(y.sum(), leaf)
+        assert derivative.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("sigma", "is_kept"), [(1.0, True), (8192.0, True), (8193.0, False)])
-def test_a_float16_output_is_kept_down_to_a_floor_that_is_a_normal_number(sigma, is_kept):
+def test_a_float16_output_is_saved_as_long_as_its_floor_is_a_normal_number(sigma, is_kept):
     x = torch.ones(3, dtype=torch.float16, requires_grad=True)
     y = iglu.iglu(x, sigma, approximate="rational", save="output")
     saved = [tensor for tensor in y.grad_fn.saved_tensors if tensor is not None]
@@ -571,7 +573,7 @@ def test_the_pair_at_a_sigma_of_zero_rounds_once(dtype):
     assert iglu.iglu_glu(gate, up, 0.0) == expected
 
 
-# -- how it shows -------------------------------------------------------------------------------------
+# -- profiler and compiled autograd -------------------------------------------------------------------
 
 
 @needs_loops
@@ -586,7 +588,7 @@ def test_the_profiler_shows_our_names():
     assert {"iglu::value", "iglu::gate", "iglu::glu", "IgluBackward"} <= names
 
 
-def test_there_are_no_public_operations_that_take_anything_on_trust():
+def test_no_operators_are_registered_with_torch():
     assert not [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("iglu::")]
 
 
@@ -612,7 +614,7 @@ def test_compiled_autograd_traces_the_backward_pass_in_one_graph(options):
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_autograd_traces_the_gradient_of_a_gradient_too():
+def test_compiled_autograd_also_traces_the_gradient_of_a_gradient():
     torch._dynamo.reset()
     x = torch.randn(8, requires_grad=True)
     sigma = torch.tensor(0.7, requires_grad=True)
@@ -629,11 +631,11 @@ def test_compiled_autograd_traces_the_gradient_of_a_gradient_too():
     torch.testing.assert_close((x.grad, sigma.grad), expected)
 
 
-# -- choosing -----------------------------------------------------------------------------------------
+# -- choosing a backend -------------------------------------------------------------------------------
 
 
 @needs_loops
-def test_explain_says_which_kernels_serve_and_why():
+def test_explain_gives_the_backend_and_the_reason():
     with iglu.backend("auto"):
         assert iglu.explain(torch.ones(3)) == f"native: {native.loops.capability()} loops"
         assert iglu.explain(torch.ones(4, 4)[:, ::2]).startswith("native: ")
@@ -696,14 +698,14 @@ def test_a_named_backend_that_does_not_support_a_call_raises():
 
 
 @needs_loops
-def test_what_needs_no_kernels_is_served_where_kernels_are_named():
+def test_a_named_backend_supports_calls_that_need_no_kernel():
     with iglu.backend("native"):
         assert iglu.iglu(torch.ones(2), 0.0).tolist() == [0.5, 0.5]
         assert iglu.iglu(torch.ones(2), math.inf).tolist() == [1, 1]
         assert iglu.iglu(torch.ones(0, 3)).shape == (0, 3)
 
 
-def test_an_unknown_backend_is_named_with_the_choice():
+def test_an_unknown_backend_raises_with_the_known_ones():
     with (
         pytest.raises(ValueError, match="'auto', 'native', 'triton', 'reference', got 'cuda'"),
         iglu.backend("cuda"),
@@ -711,7 +713,7 @@ def test_an_unknown_backend_is_named_with_the_choice():
         pass
 
 
-def test_a_missing_backend_says_how_to_get_it(monkeypatch):
+def test_an_unavailable_backend_raises_with_how_to_enable_it(monkeypatch):
     monkeypatch.setattr(native, "loops", None)
     monkeypatch.setattr(native, "unavailable_reason", "the loops (iglu._kernels) were not built: no compiler")
     with (
@@ -727,7 +729,7 @@ def test_a_missing_backend_says_how_to_get_it(monkeypatch):
         pass
 
 
-def test_the_backend_returns_to_what_it_was_after_an_error():
+def test_the_previous_backend_is_restored_after_an_error():
     before = kernels.current.get()
     with pytest.raises(KeyError), iglu.backend("reference"):
         raise KeyError
@@ -757,7 +759,7 @@ def test_each_thread_has_its_own_backend():
 
 
 @needs_loops
-def test_the_backward_pass_uses_what_its_forward_pass_used(monkeypatch):
+def test_the_backward_pass_uses_the_backend_of_its_forward_pass(monkeypatch):
     x = torch.randn(3, requires_grad=True)
     with iglu.backend("reference"):
         by_formulas = iglu.iglu(x, 0.7)
@@ -773,7 +775,7 @@ def test_the_backward_pass_uses_what_its_forward_pass_used(monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize(("approximate", "dtype"), [("rational", torch.float32), ("none", torch.float64)])
 def test_a_program_compiled_for_one_sigma_is_right_for_the_next(approximate, dtype):
-    """Nothing of the first sigma may stay in it: the bound at which |x| is cut depends on sigma."""
+    """No constant of the first sigma may remain in it: the bound at which |x| is cut depends on sigma."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, sigma: iglu.iglu(x, sigma, approximate=approximate), dynamic=True)
     largest = torch.finfo(dtype).max

@@ -54,35 +54,39 @@ def test_the_second_derivative_is_within_5_ulp_at_every_magnitude(dtype, family,
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_gradients_of_a_values_gradient_in_one_pass(family, dtype):
+def test_one_pass_gives_all_gradients_of_the_gradient_of_a_value(family, dtype):
     x, grad, gg_x = (random(70, 33, dtype=dtype, seed=seed) for seed in range(3))
     sigma = torch.tensor(0.7, dtype=torch.float64)
-    by_grad, second, _, by_sigma = double_backward("value", family, gg_x, None, grad, x, None, sigma, True)
+    grad_grad, second, _, grad_sigma = double_backward(
+        "value", family, gg_x, None, grad, x, None, sigma, True
+    )
     wide, v, g = extended(x), extended(gg_x), extended(grad)
-    assert ulp_errors(by_grad, v * truth("df_dx", family, wide, 0.7)).max() <= LIMITS[dtype]
+    assert ulp_errors(grad_grad, v * truth("df_dx", family, wide, 0.7)).max() <= LIMITS[dtype]
     assert ulp_errors(second, g * v * truth("d2f_dx2", family, wide, 0.7)).max() <= LIMITS[dtype] + 1
     parts = g * v * d2f_dxdsigma(family, wide, LONG(0.7))
-    assert abs(by_sigma.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
+    assert abs(grad_sigma.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_gradients_of_a_pairs_gradients_in_one_pass(family, dtype, is_packed):
+def test_one_pass_gives_all_gradients_of_the_gradients_of_a_pair(family, dtype, is_packed):
     x, up, grad, gg_x, gg_up = (random(70, 33, dtype=dtype, seed=seed) for seed in range(5))
     sigma = torch.tensor(0.7, dtype=torch.float64)
     if is_packed:
         pairs = torch.cat([gg_x, gg_up], -1), None, grad, torch.cat([x, up], -1), None
-        first, both, none, by_sigma = double_backward("glu", family, *pairs, sigma, True)
+        first, both, none, grad_sigma = double_backward("glu", family, *pairs, sigma, True)
         assert none is None
         second, third = both.chunk(2, -1)
     else:
-        first, second, third, by_sigma = double_backward("glu", family, gg_x, gg_up, grad, x, up, sigma, True)
+        first, second, third, grad_sigma = double_backward(
+            "glu", family, gg_x, gg_up, grad, x, up, sigma, True
+        )
     wide, v, q, g, u = map(extended, (x, gg_x, gg_up, grad, up))
     f, s = truth("value", family, wide, 0.7), truth("df_dx", family, wide, 0.7)
     k, b = truth("d2f_dx2", family, wide, 0.7), truth("df_dsigma", family, wide, 0.7)
     parts = g * (v * u * d2f_dxdsigma(family, wide, LONG(0.7)) + q * b)
-    assert abs(by_sigma.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
+    assert abs(grad_sigma.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
     assert ulp_errors(third, g * v * s).max() <= LIMITS[dtype]
     # sums of two, which may cancel: an error in units of what is added
     eps = torch.finfo(dtype).eps
@@ -92,7 +96,7 @@ def test_all_gradients_of_a_pairs_gradients_in_one_pass(family, dtype, is_packed
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_double_backward_with_one_sigma_of_any_sign_per_channel(family, dtype):
+def test_double_backward_supports_one_sigma_of_any_sign_per_channel(family, dtype):
     sigma = torch.tensor([0.7, -1.3, 2.5, -0.01], dtype=torch.float64)
     x, grad, gg_x = (random(6, 4, 9, dtype=dtype, seed=seed) for seed in range(3))
     found = double_backward("value", family, gg_x, None, grad, x, None, sigma, True, channel_dim=1)
@@ -144,16 +148,16 @@ def test_the_first_elements_do_not_depend_on_how_many_follow(family, dtype):
             if family == "rational":
                 yield from kernels.backward("output", g, at, None, *options, needs)
 
-    whole = list(everything(67))
+    complete = list(everything(67))
     for n in (2, 3, 15, 16, 17, 33, 64, 66):
-        for got, expected in zip(everything(n), whole, strict=True):
+        for got, expected in zip(everything(n), complete, strict=True):
             assert (got is None) == (expected is None)
             assert got is None or torch.equal(got, expected[:n])
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("family", FAMILIES)
-def test_double_backward_at_the_limits(family, dtype):
+def test_double_backward_at_zero_and_the_infinities_is_the_closed_form(family, dtype):
     inf = float("inf")
     x = torch.tensor([-inf, -0.0, 0.0, inf, float("nan")] * 7, dtype=dtype)
     one = torch.ones_like(x)
@@ -203,18 +207,18 @@ def test_second_and_third_derivatives_are_those_of_finite_differences(approximat
     def derivative(x, *sigmas):
         return torch.autograd.grad(value(x, *sigmas).sum(), x, create_graph=True)[0]
 
-    def both_slopes(x, up, *sigmas):
+    def both_gradients(x, up, *sigmas):
         return torch.autograd.grad(pair(x, up, *sigmas).square().sum(), (x, up), create_graph=True)
 
     assert torch.autograd.gradgradcheck(value, (x, *inputs))
     assert torch.autograd.gradgradcheck(derivative, (x, *inputs))
     assert torch.autograd.gradgradcheck(pair, (x, up, *inputs))
     assert torch.autograd.gradgradcheck(lambda x, *s: pair(x, None, *s), (packed, *inputs))
-    assert torch.autograd.gradcheck(both_slopes, (x, up, *inputs))
+    assert torch.autograd.gradcheck(both_gradients, (x, up, *inputs))
 
 
 @pytest.mark.parametrize("approximate", ["none", "rational"])
-def test_a_differentiable_gradient_is_one_node_and_equals_the_other(approximate):
+def test_a_differentiable_gradient_is_one_node_and_equals_the_plain_gradient(approximate):
     x, grad = random(100).requires_grad_(), random(100, seed=1)
     with iglu.backend("native"):
         (recorded,) = torch.autograd.grad(iglu.iglu(x, approximate=approximate), x, grad, create_graph=True)

@@ -1,4 +1,4 @@
-"""The modules hold sigma, fixed or learnable, and survive what modules go through."""
+"""The modules: fixed and learnable sigmas, copying, saving, tracing and errors."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ from iglu.modules import XATLU, ScaledGELU, Squareplus
 
 
 @pytest.mark.parametrize("approximate", ["none", "rational"])
-def test_module_is_the_function(approximate):
+def test_the_modules_compute_the_functions(approximate):
     x = torch.randn(3, 4)
     torch.testing.assert_close(
         iglu.IGLU(0.5, approximate=approximate)(x), iglu.iglu(x, 0.5, approximate=approximate)
@@ -36,7 +36,7 @@ def test_fixed_sigma_leaves_the_state_dict_empty_so_that_a_gelu_checkpoint_loads
     assert not iglu.IGLU(0.5).state_dict()
 
 
-def test_learnable_sigma_is_a_one_dimensional_latent_by_default():
+def test_a_learnable_sigma_is_a_one_dimensional_parameter_of_its_logarithm_by_default():
     module = iglu.IGLU(5.0, learnable=True)
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {"log_sigma": (1,)}
     assert module.sigma.item() == pytest.approx(5.0, rel=1e-6)
@@ -97,7 +97,7 @@ def test_copies_pickles_and_state_dicts_give_the_same_function(make):
     assert repr(fresh) == repr(module)
 
 
-def test_the_text_of_a_learnable_module_shows_what_it_is_now():
+def test_the_repr_of_a_learnable_module_shows_its_present_sigma():
     module = iglu.IGLU(5.0, learnable=True)
     with torch.no_grad():
         module.log_sigma.fill_(math.log(2.0))
@@ -109,12 +109,12 @@ def test_the_text_of_a_learnable_module_shows_what_it_is_now():
     assert repr(iglu.IGLU(0.5, learnable=True, device="meta")) == "IGLU(sigma=?, learnable=True)"
 
 
-def test_the_text_of_a_module_shows_a_question_mark_where_its_values_cannot_be_read():
+def test_the_repr_of_a_module_shows_a_question_mark_where_its_values_cannot_be_read():
     with FakeTensorMode():
         assert repr(iglu.IGLU(0.5, learnable=True)) == "IGLU(sigma=?, learnable=True)"
         free = iglu.IGLU(0.5, learnable=True, constrain=False, channels=2, channel_dim=1)
         assert repr(free) == "IGLU(sigma=?, learnable=True, channels=2, channel_dim=1, constrain=False)"
-    empty = iglu.IGLU(0.5, learnable=True)  # as a rank that holds no part of sigma has it
+    empty = iglu.IGLU(0.5, learnable=True)  # as on a rank that holds no part of sigma
     empty.log_sigma = nn.Parameter(torch.empty(0))
     assert repr(empty) == "IGLU(sigma=?, learnable=True)"
     module = iglu.IGLU(0.5, learnable=True)
@@ -131,7 +131,7 @@ def test_the_text_of_a_module_shows_a_question_mark_where_its_values_cannot_be_r
 
 
 @pytest.mark.parametrize("make", [iglu.IGLU, iglu.IGLUGate, ScaledGELU])
-def test_a_module_with_channels_is_told_their_dimension_when_it_is_made(make):
+def test_a_module_with_channels_requires_channel_dim(make):
     with pytest.raises(ValueError, match=r"channels=16 needs channel_dim") as caught:
         make(0.7, learnable=True, channels=16)
     assert "1 for images" in str(caught.value)
@@ -151,7 +151,7 @@ def test_one_sigma_per_channel_works_at_every_batch_size_and_length(channel_dim,
 
 
 def test_the_function_does_not_guess_the_dimension_of_the_channels():
-    """Else a call would depend on the length of a batch: (batch, 16, 16) has two dimensions that fit."""
+    """Otherwise a call would depend on the length of a batch: (batch, 16, 16) has two dimensions that fit."""
     sigma = torch.rand(16)
     for length in (15, 16):
         x = torch.randn(2, length, 16)
@@ -163,7 +163,7 @@ def test_the_function_does_not_guess_the_dimension_of_the_channels():
     torch.testing.assert_close(iglu.iglu(rows, sigma), iglu.iglu(rows, sigma, channel_dim=-1))
 
 
-def test_the_default_sigma_is_5_where_runs_support_it_and_1_elsewhere():
+def test_the_default_sigma_is_5_for_iglu_and_its_gain_and_1_elsewhere():
     x = torch.linspace(-3, 3, 31, dtype=torch.float64)
 
     def gate(sigma):
@@ -189,7 +189,7 @@ def test_the_default_sigma_is_5_where_runs_support_it_and_1_elsewhere():
     torch.testing.assert_close(iglu.gelu_scaled(x), F.gelu(x))
 
 
-# -- what others do with modules -------------------------------------------------------------------
+# -- tracing, replicas and parametrizations --------------------------------------------------------
 
 TRACED = {
     "fixed": lambda: iglu.IGLU(0.7),
@@ -234,7 +234,7 @@ def test_jit_script_fails_with_one_error_that_says_what_to_use(make):
 
 
 @pytest.mark.parametrize("constrain", [True, False])
-def test_a_replica_without_parameters_of_its_own_gives_the_same(constrain):
+def test_a_replica_without_parameters_of_its_own_gives_the_same_output(constrain):
     """As nn.DataParallel makes them: the parameters become plain attributes."""
     module = iglu.IGLU(0.7, learnable=True, constrain=constrain)
     replica = module._replicate_for_data_parallel()
@@ -245,7 +245,7 @@ def test_a_replica_without_parameters_of_its_own_gives_the_same(constrain):
     torch.testing.assert_close(replica(x), module(x))
 
 
-def test_a_parametrization_shapes_sigma():
+def test_a_parametrization_of_sigma_is_applied():
     class Cut(nn.Module):
         def forward(self, log_sigma):
             return log_sigma.clamp(max=0)
@@ -274,7 +274,7 @@ def test_half_precision_modules_keep_half_precision_activations():
         assert iglu.IGLU(2.0, learnable=True)(torch.randn(4, dtype=dtype)).dtype == dtype
 
 
-def test_reset_parameters_restores_the_start_also_after_a_stay_on_meta():
+def test_reset_parameters_restores_the_initial_sigma_after_the_meta_device():
     module = iglu.IGLU(4.0, learnable=True, device="meta")
     module.to_empty(device="cpu")
     module.reset_parameters()
@@ -291,7 +291,7 @@ def test_a_fixed_sigma_can_be_set_and_is_checked():
         iglu.IGLU(1.0, learnable=True).sigma = 2.0
 
 
-def test_the_gated_module_splits_like_nn_glu_gate_first():
+def test_the_gated_module_takes_its_gate_from_the_first_half():
     x = torch.randn(3, 8)
     gate, up = x.chunk(2, -1)
     torch.testing.assert_close(iglu.IGLUGLU(0.7)(x), iglu.iglu(gate, 0.7) * up)
@@ -312,13 +312,13 @@ def test_the_gated_module_splits_like_nn_glu_gate_first():
         (0, torch.tensor(2.0), ValueError, r"at least one dimension, got shape \(\)"),
     ],
 )
-def test_the_gated_module_says_what_is_wrong_with_its_input(dim, x, error, message):
+def test_the_gated_module_raises_with_what_is_wrong_with_its_input(dim, x, error, message):
     with pytest.raises(error, match=message):
         iglu.IGLUGLU(dim=dim)(x)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
-def test_the_gated_module_splits_every_dimension(dim):
+def test_the_gated_module_can_split_every_dimension(dim):
     x = torch.randn(2, 4, 6)
     gate, up = x.tensor_split(2, dim)
     torch.testing.assert_close(iglu.IGLUGLU(0.7, dim=dim)(x), iglu.iglu(gate, 0.7) * up)
@@ -329,7 +329,7 @@ def test_the_gated_module_splits_every_dimension(dim):
     torch.testing.assert_close(module(x), iglu.iglu(gate, sigma, channel_dim=dim) * up)
 
 
-def test_relatives_are_what_their_papers_say():
+def test_related_activations_follow_the_formulas_of_their_papers():
     x = torch.linspace(-4, 4, 41, dtype=torch.float64)
     gate = 0.5 + torch.atan(x) / math.pi
     torch.testing.assert_close(XATLU(0.0, dtype=torch.float64)(x), x * gate)
@@ -360,7 +360,7 @@ def test_relatives_are_what_their_papers_say():
         (lambda: iglu.IGLU(torch.tensor(1.0)), TypeError, r"IGLU\(start, learnable=True\) learns sigma"),
     ],
 )
-def test_bad_arguments_are_refused_at_construction(make, error, message):
+def test_invalid_arguments_raise_at_construction(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -371,18 +371,18 @@ def test_a_free_sigma_may_start_at_zero_and_learn():
     assert module.free_sigma.grad.item() > 0
 
 
-def test_weight_decay_spares_the_shape_of_activations():
+def test_weight_decay_groups_exempt_the_parameters_of_activations():
     model = nn.Sequential(nn.Linear(3, 3), iglu.IGLU(learnable=True), nn.PReLU(), XATLU(), nn.LayerNorm(3))
-    decayed, spared = iglu.weight_decay_groups(model, 0.1)
+    decayed, exempt = iglu.weight_decay_groups(model, 0.1)
     assert decayed["weight_decay"] == 0.1
-    assert spared["weight_decay"] == 0.0
-    assert {id(p) for p in spared["params"]} == {
+    assert exempt["weight_decay"] == 0.0
+    assert {id(p) for p in exempt["params"]} == {
         id(model[1].log_sigma),
         id(model[2].weight),
         id(model[3].alpha),
     }
     assert len(decayed["params"]) == 4
-    torch.optim.AdamW([decayed, spared])
+    torch.optim.AdamW([decayed, exempt])
 
 
 @pytest.mark.parametrize(
@@ -393,6 +393,6 @@ def test_weight_decay_spares_the_shape_of_activations():
         ((nn.Linear(2, 2), "0.1"), TypeError, "weight_decay must be a number >= 0, got '0.1'"),
     ],
 )
-def test_weight_decay_groups_refuse_what_an_optimizer_would_choke_on_later(arguments, error, message):
+def test_weight_decay_groups_raise_for_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         iglu.weight_decay_groups(*arguments)

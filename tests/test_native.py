@@ -88,17 +88,17 @@ def forward(operation: str, family: str, x, sigma=1.0, out=None):
     return y
 
 
-def backward(operation: str, family: str, grad, x, sigma=1.0, by_sigma=None):
+def backward(operation: str, family: str, grad, x, sigma=1.0, grad_sigma=None):
     channel_dim = 1 if x.dim() == 3 else -1
-    if by_sigma is not None and not isinstance(sigma, torch.Tensor):
+    if grad_sigma is not None and not isinstance(sigma, torch.Tensor):
         sigma = torch.tensor(sigma, dtype=torch.float64)
     grad_x, grad_up, sums = kernels.backward(
         operation, grad.expand_as(x), x, None, as_sigma(sigma), FAMILIES[family], channel_dim,
-        by_sigma is not None,
+        grad_sigma is not None,
     )  # fmt: skip
     assert grad_up is None
-    if by_sigma is not None:
-        by_sigma.copy_(sums.reshape(by_sigma.shape))
+    if grad_sigma is not None:
+        grad_sigma.copy_(sums.reshape(grad_sigma.shape))
     return grad_x
 
 
@@ -109,7 +109,7 @@ def partial(kind: str, family: str, x, sigma: float):
     if kind.endswith("_dx"):
         return backward(operation, family, one, x, sigma)
     sums = torch.empty(x.numel(), dtype=torch.float64)
-    backward(operation, family, one, x, torch.full_like(sums, sigma), by_sigma=sums)
+    backward(operation, family, one, x, torch.full_like(sums, sigma), grad_sigma=sums)
     return sums.to(x.dtype)
 
 
@@ -119,20 +119,20 @@ def glu(family: str, gate, up, sigma=1.0):
     return y
 
 
-def glu_backward(family: str, grad, gate, up, sigma=1.0, by_sigma=None):
-    if by_sigma is not None and not isinstance(sigma, torch.Tensor):
+def glu_backward(family: str, grad, gate, up, sigma=1.0, grad_sigma=None):
+    if grad_sigma is not None and not isinstance(sigma, torch.Tensor):
         sigma = torch.tensor(sigma, dtype=torch.float64)
     grad_gate, grad_up, sums = kernels.backward(
-        "glu", grad.expand_as(gate), gate, up, as_sigma(sigma), FAMILIES[family], -1, by_sigma is not None
+        "glu", grad.expand_as(gate), gate, up, as_sigma(sigma), FAMILIES[family], -1, grad_sigma is not None
     )
-    if by_sigma is not None:
-        by_sigma.copy_(sums.reshape(by_sigma.shape))
+    if grad_sigma is not None:
+        grad_sigma.copy_(sums.reshape(grad_sigma.shape))
     return grad_gate, grad_up
 
 
 def truth(kind: str, family: str, x: np.ndarray, sigma) -> np.ndarray:
     if "dgate" not in kind:
-        with np.errstate(all="ignore"):  # limits at infinity, worked out and not used where sigma is 0
+        with np.errstate(all="ignore"):  # limits at infinity, computed and not used where sigma is 0
             return TRUTH[FAMILIES[family], kind](x, sigma)
     sigma = LONG(sigma)
     square = {"exact": PI * (1 + (sigma * x) ** 2), "rational": 2 * (1 + np.abs(sigma * x)) ** 2}[family]
@@ -214,13 +214,13 @@ def test_half_types_sum_the_gradient_of_sigma_before_any_rounding(kind, family, 
     x = random(4096, dtype=dtype)
     sums = torch.empty(1, dtype=torch.float64)
     grad = random(4096, dtype=dtype, seed=1)
-    backward("gate" if "gate" in kind else "value", family, grad, x, 0.7, by_sigma=sums)
+    backward("gate" if "gate" in kind else "value", family, grad, x, 0.7, grad_sigma=sums)
     parts = extended(grad) * truth(kind, family, extended(x), 0.7)
     assert abs(sums.item() - parts.sum()) <= 1e-5 * np.abs(parts).sum()
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 5.0])
-def test_the_slope_from_an_output_is_right_for_that_output(sigma):
+def test_the_derivative_from_an_output_is_accurate_for_that_output(sigma):
     y = spread(torch.float32, 20_000)
     y = y[y.double() * sigma > -0.4999]
     v = LONG(sigma) * extended(y)
@@ -320,7 +320,7 @@ def test_a_nan_sigma_of_any_payload_gives_nan_in_bfloat16(family, per_channel, p
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sigma_of_zero_halves(family, dtype):
+def test_a_sigma_of_zero_gives_half_of_x_and_a_gate_of_one_half(family, dtype):
     x = torch.tensor([-float("inf"), -3.0, 0.0, 5.0, float("inf")], dtype=dtype).repeat(9)
     density = 1 / np.pi if family == "exact" else 0.5
     torch.testing.assert_close(forward("value", family, x, 0.0), x / 2)
@@ -349,7 +349,7 @@ def test_each_channel_has_its_own_sigma_of_any_sign(family, dtype, shape):
         y = forward(operation, family, x, sigma)
         assert ulp_errors(y, truth(operation, family, wide, scale)).max() <= limits[dtype]
         sums = torch.empty(channels, dtype=torch.float64)
-        grad_x = backward(operation, family, grad, x, sigma, by_sigma=sums)
+        grad_x = backward(operation, family, grad, x, sigma, grad_sigma=sums)
         assert torch.equal(grad_x, backward(operation, family, grad, x, sigma))
         expected = extended(grad) * truth(derivative, family, wide, scale)
         assert ulp_errors(grad_x, expected).max() <= limits[dtype] + 1
@@ -369,7 +369,7 @@ def test_a_packed_pair_is_read_and_written_in_place(family, dtype, shape):
     limit = 5 if dtype in (torch.float32, torch.float64) else 0.51
     assert ulp_errors(glu(family, gate, up, sigma), value * extended(up)).max() <= limit
     sums = torch.empty(1, dtype=torch.float64)
-    grad_gate, grad_up = glu_backward(family, grad, gate, up, sigma, by_sigma=sums)
+    grad_gate, grad_up = glu_backward(family, grad, gate, up, sigma, grad_sigma=sums)
     assert ulp_errors(grad_gate, extended(grad) * extended(up) * derivative).max() <= limit + 1
     assert ulp_errors(grad_up, extended(grad) * value).max() <= limit
     parts = extended(grad) * extended(up) * truth("df_dsigma", family, wide, sigma)
@@ -384,7 +384,7 @@ def test_a_packed_pair_may_have_a_sigma_for_each_column(family):
     value = truth("value", family, extended(gate), sigma.numpy())
     assert ulp_errors(glu(family, gate, up, sigma), value * extended(up)).max() <= 5
     sums = torch.empty(5, dtype=torch.float64)
-    _, grad_up = glu_backward(family, grad, gate, up, sigma, by_sigma=sums)
+    _, grad_up = glu_backward(family, grad, gate, up, sigma, grad_sigma=sums)
     assert ulp_errors(grad_up, extended(grad) * value).max() <= 5
     parts = extended(grad) * extended(up) * truth("df_dsigma", family, extended(gate), sigma.numpy())
     np.testing.assert_allclose(sums.numpy(), parts.sum(axis=0).astype(float), rtol=1e-5)
@@ -398,8 +398,8 @@ def test_a_gradient_of_one_value_equals_the_same_value_written_out(family, dtype
     written_out = one.expand(3, 700).contiguous()
     for operation in FORWARD:
         sums = torch.empty(2, dtype=torch.float64)
-        short = backward(operation, family, one, x, by_sigma=sums[:1])
-        assert torch.equal(short, backward(operation, family, written_out, x, by_sigma=sums[1:]))
+        short = backward(operation, family, one, x, grad_sigma=sums[:1])
+        assert torch.equal(short, backward(operation, family, written_out, x, grad_sigma=sums[1:]))
         assert sums[0] == sums[1]
     for short, full in zip(
         glu_backward(family, one, x, up), glu_backward(family, written_out, x, up), strict=True
@@ -411,16 +411,16 @@ def test_a_gradient_of_one_value_equals_the_same_value_written_out(family, dtype
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_size_up_to_67_fills_its_output_and_nothing_else(family, dtype):
     x, grad = random(67, dtype=dtype), random(67, dtype=dtype, seed=1)
-    whole = {operation: forward(operation, family, x) for operation in FORWARD}
-    whole_backward = {operation: backward(operation, family, grad, x) for operation in FORWARD}
+    complete = {operation: forward(operation, family, x) for operation in FORWARD}
+    complete_backward = {operation: backward(operation, family, grad, x) for operation in FORWARD}
     for operation, n in itertools.product(FORWARD, range(1, 68)):
         around = torch.full((n + 2,), 77.0, dtype=dtype)
         around[1:-1] = x[:n]
         inside = around[1:-1]
         assert forward(operation, family, inside, out=inside) is inside
-        assert torch.equal(inside, whole[operation][:n])
+        assert torch.equal(inside, complete[operation][:n])
         assert around[0] == around[-1] == 77
-        assert torch.equal(backward(operation, family, grad[:n], x[:n]), whole_backward[operation][:n])
+        assert torch.equal(backward(operation, family, grad[:n], x[:n]), complete_backward[operation][:n])
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
@@ -450,7 +450,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads, dtype, sha
     outputs = []
     for row, count in enumerate((1, 2, 3)):
         threads(count)
-        outputs.append(backward("value", "exact", grad, x, sigma, by_sigma=sums[row]))
+        outputs.append(backward("value", "exact", grad, x, sigma, grad_sigma=sums[row]))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
     assert torch.equal(sums[0], sums[1])
@@ -472,13 +472,13 @@ def test_torch_parallelizes_large_tensors_and_not_small_ones(monkeypatch):
 
     short, long = random(16_384), random(100_001)
     sums = torch.empty(2, dtype=torch.float64)
-    expected = forward("value", "exact", long), backward("value", "exact", long, long, by_sigma=sums[:1])
+    expected = forward("value", "exact", long), backward("value", "exact", long, long, grad_sigma=sums[:1])
     try:
         monkeypatch.setattr(native, "parallel_for_address", ctypes.cast(in_pieces, ctypes.c_void_p).value)
         native._set_up(kernels)
         forward("value", "exact", short)
         assert calls == []
-        found = forward("value", "exact", long), backward("value", "exact", long, long, by_sigma=sums[1:])
+        found = forward("value", "exact", long), backward("value", "exact", long, long, grad_sigma=sums[1:])
         assert calls == [(0, 100_001, 16_384), (0, 25, 4)]
         monkeypatch.setattr(native, "parallel_for_address", None)  # one thread
         native._set_up(kernels)
@@ -501,7 +501,7 @@ def _resident() -> int:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="no such file on this system")
-def test_calls_keep_no_memory_and_no_reference(once):
+def test_calls_leak_no_memory_and_no_reference(once):
     x, grad = random(2, 50_000), random(2, 50_000, seed=1)
     packed, sigma = torch.cat([x, x], -1), torch.rand(50_000) + 0.5
     inputs = (x, grad, packed, sigma)
@@ -673,7 +673,7 @@ def test_a_torch_without_one_of_the_allocator_functions_uses_empty_like(once, mi
             assert (got.dtype, got.stride()) == (wanted.dtype, wanted.stride())
 
 
-def test_only_a_tested_torch_is_called_by_its_private_functions(once, monkeypatch):
+def test_private_functions_of_torch_are_used_only_for_tested_releases(once, monkeypatch):
     handed = _Recorder()
     for version, is_tested in (("2.13.0+cpu", True), ("2.13.1", True), ("2.1.3", False), ("99.0.0", False)):
         monkeypatch.setattr(torch, "__version__", version)
@@ -681,7 +681,7 @@ def test_only_a_tested_torch_is_called_by_its_private_functions(once, monkeypatc
         assert (handed.addresses[1:] == (None, None, None)) is not is_tested
 
 
-def test_the_private_functions_of_the_installed_torch_were_tested(once):
+def test_the_installed_torch_is_a_tested_release(once):
     assert native._release(torch.__version__) in native.TESTED_TORCH, (
         f"torch {torch.__version__} is not in TESTED_TORCH of iglu/kernels/native.py, so tensors are made "
         "by the slower torch.empty_like. Add this release there, then run tests/test_native.py and "
@@ -761,12 +761,12 @@ def test_another_version_of_dlpack_and_a_missing_keyword_raise(once):
     assert forward("value", "exact", torch.ones(3)).tolist() == [0.75] * 3
 
 
-def test_an_unknown_instruction_set_is_refused():
+def test_an_unknown_instruction_set_raises():
     with pytest.raises(ValueError, match="'baseline', 'avx2' or 'avx512'"):
         kernels.use("sse9")
 
 
-def test_a_wrong_number_of_arguments_is_refused():
+def test_a_wrong_number_of_arguments_raises():
     with pytest.raises(TypeError, match="expected 6 or 7 arguments, got 2"):
         kernels.forward("value", 0)
     with pytest.raises(TypeError, match="expected 8 arguments, got 1"):
@@ -794,8 +794,8 @@ def test_results_have_the_layout_of_empty_like(has_allocator, once, monkeypatch)
     try:
         for x in layouts:
             y = forward("value", "exact", x)
-            by_x, *_ = kernels.backward("value", torch.ones_like(x), x, None, 1.0, "none", 0, False)
-            for each in (y, by_x):
+            grad_x, *_ = kernels.backward("value", torch.ones_like(x), x, None, 1.0, "none", 0, False)
+            for each in (y, grad_x):
                 assert each.stride() == torch.empty_like(x).stride()
                 assert (each.dtype, each.device, each.requires_grad) == (x.dtype, x.device, False)
                 assert each.untyped_storage().resizable()

@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs/notebooks").glob("*.ipy
 
 
 def cells(path: Path) -> list[dict[str, Any]]:
-    """The code of a notebook, but for what installs."""
+    """The code cells of a notebook, except those that install packages."""
     found = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [
         cell

@@ -1,4 +1,4 @@
-"""Our operators pass the checks of PyTorch's own: arguments in every layout, derivatives in every mode."""
+"""The operators support what those of PyTorch do: arguments in every layout, derivatives in every mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = ("none", "rational")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 both = pytest.mark.parametrize("approximate", FAMILIES)
 
-# The functions of tensors alone, and how many of these are like x; sigma, one a channel, is the last.
+# The functions of tensors alone, and how many of these are like x; the last is sigma, one per channel.
 OPERATORS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "iglu": (lambda x, s, **options: iglu.iglu(x, s, **options), 1),
     "gate": (lambda x, s, **options: iglu.iglu_gate(x, s, **options), 1),
@@ -73,7 +73,7 @@ LAYOUTS = {
 }
 
 
-def test_the_layouts_are_what_they_say() -> None:
+def test_the_test_layouts_have_the_strides_and_flags_of_their_names() -> None:
     x = sample("iglu")[0]
     for layout in LAYOUTS.values():
         assert torch.equal(layout(x), x)
@@ -87,7 +87,9 @@ def test_the_layouts_are_what_they_say() -> None:
 @both
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_argument_and_the_gradient_may_come_in_any_layout(name, approximate, layout, dtype) -> None:
+def test_every_argument_and_the_incoming_gradient_may_have_any_layout(
+    name, approximate, layout, dtype
+) -> None:
     inputs = sample(name, dtype)
     grad = sample("iglu", dtype, seed=1)[0]
     expected = results(name, inputs, approximate, grad)
@@ -99,7 +101,7 @@ def test_any_argument_and_the_gradient_may_come_in_any_layout(name, approximate,
 
 @both
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_writing_over_a_copy_that_is_not_yet_one_leaves_the_original(approximate, dtype) -> None:
+def test_in_place_on_a_lazy_copy_leaves_the_original_unchanged(approximate, dtype) -> None:
     x = torch.randn(50).to(dtype)
     before = x.clone()
     expected = iglu.iglu(x, 0.7, approximate=approximate)
@@ -111,7 +113,7 @@ def test_writing_over_a_copy_that_is_not_yet_one_leaves_the_original(approximate
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("function", [iglu.iglu, iglu.iglu_gate, iglu.iglu_glu, iglu.gelu_scaled])
-def test_other_dtypes_are_refused_by_name(function, dtype) -> None:
+def test_unsupported_dtypes_raise_and_are_named(function, dtype) -> None:
     with pytest.raises(TypeError, match=f"must have dtype float16, .* or float64, got {dtype}"):
         function(torch.ones(4).to(dtype))
 
@@ -126,7 +128,7 @@ def subsets(count: int) -> Iterator[tuple[bool, ...]]:
 @every_operator
 @both
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_gradient_does_not_depend_on_which_others_are_asked_for(name, approximate, backend) -> None:
+def test_a_gradient_does_not_depend_on_which_others_are_requested(name, approximate, backend) -> None:
     inputs = sample(name)
     with iglu.backend(backend):
         _, *expected = results(name, inputs, approximate)
@@ -144,8 +146,8 @@ def test_a_gradient_does_not_depend_on_which_others_are_asked_for(name, approxim
 
 @every_operator
 @both
-def test_a_gradients_gradient_does_not_depend_on_which_others_are_asked_for(name, approximate) -> None:
-    """By the loops, by the formulas where sigma's gradient is looked at again, and with inputs left out."""
+def test_the_gradient_of_a_gradient_does_not_depend_on_which_others_are_requested(name, approximate) -> None:
+    """By the kernels, by the formulas where sigma's gradient is differentiated, and for some inputs only."""
     inputs = sample(name)
 
     def second(wanted: tuple[bool, ...], through: tuple[bool, ...]) -> list[Tensor]:
@@ -174,7 +176,7 @@ def test_a_gradients_gradient_does_not_depend_on_which_others_are_asked_for(name
 
 @both
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_derivatives_in_place_hold_in_both_modes(approximate, backend) -> None:
+def test_in_place_derivatives_are_those_of_finite_differences_in_both_modes(approximate, backend) -> None:
     x, sigma = (each.requires_grad_() for each in sample("iglu"))
 
     def overwritten(x: Tensor, sigma: Tensor) -> Tensor:
@@ -204,7 +206,7 @@ def test_a_dual_number_is_overwritten_with_its_tangent(approximate) -> None:
 
 @every_operator
 @both
-def test_vmap_over_any_arguments_is_a_loop(name, approximate) -> None:
+def test_vmap_over_any_arguments_equals_a_loop(name, approximate) -> None:
     batches = [sample(name, seed=seed) for seed in range(3)]
 
     def function(*inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The claims of iglu.probing, against whole tensors kept by other means, and inputs whose tails are known."""
+"""iglu.probing, compared with statistics of complete tensors and with inputs whose tails are known."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def inputs(rows: int = 500, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def through(values: torch.Tensor, activation: nn.Module | None = None):
-    """A probe of exactly these values."""
+def layer_of(values: torch.Tensor, activation: nn.Module | None = None):
+    """The layer of a probe of exactly these values."""
     return probe(nn.Sequential(nn.Identity(), activation or nn.ReLU()), values).layers[0]
 
 
 # -- what is seen ----------------------------------------------------------------------------------
 
 
-def test_functions_whose_own_name_is_another_are_seen() -> None:
+def test_functions_with_another_internal_name_are_seen() -> None:
     class Renamed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = super().forward(x)
@@ -82,7 +82,7 @@ def test_functions_whose_own_name_is_another_are_seen() -> None:
     assert [each.place for each in swap(model, "iglu", only=F.logsigmoid).replaced] == ["0.logsigmoid_1"]
 
 
-def test_functions_inside_a_forward_are_seen_each_where_it_is_called():
+def test_each_call_of_a_function_in_a_forward_is_a_layer():
     found = probe(Functional(), inputs())
     assert [layer.name for layer in found.layers] == [
         "relu", "relu 2", "tanh", "gelu", "gelu 2", "gelu 3", "act", "iglu", "relu 3",
@@ -91,7 +91,7 @@ def test_functions_inside_a_forward_are_seen_each_where_it_is_called():
     assert all(layer.site.source.startswith("test_probing.py:") for layer in found.layers)
 
 
-def test_inputs_are_taken_before_an_activation_that_works_in_place():
+def test_inputs_are_recorded_before_an_in_place_activation_changes_them():
     model, x = Functional(), inputs()
     first = probe(model, x).layers[0]
     expected = model.first(x).detach()
@@ -100,7 +100,7 @@ def test_inputs_are_taken_before_an_activation_that_works_in_place():
     assert first.negative == pytest.approx((expected < 0).float().mean().item(), abs=0.05)
 
 
-def test_modules_of_torch_and_ours_are_seen_once_and_their_insides_not():
+def test_activation_modules_are_seen_once_and_not_the_calls_inside_them():
     model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh(), iglu.IGLU(0.5), nn.PReLU(), iglu.IGLU(2.0, learnable=True))
     assert [layer.name for layer in probe(model, inputs()).layers] == ["1", "3", "5", "7", "9", "11"]
 
@@ -112,7 +112,7 @@ def test_a_module_used_at_two_places_gives_two_layers():
 
 
 class Loop(nn.Module):
-    """One activation, as a module or as a function, over inputs of other scales at every turn."""
+    """One activation, as a module or as a function, whose inputs have another scale in each iteration."""
 
     def __init__(self, act, turns=3):
         super().__init__()
@@ -156,7 +156,7 @@ def test_calls_that_differ_between_passes_or_are_too_many_are_one_layer(turns):
 
 
 @pytest.mark.parametrize(("turns", "layers"), [(32, 32), (33, 1)])
-def test_a_recurrence_of_more_than_32_turns_is_one_layer(turns, layers):
+def test_a_loop_of_more_than_32_iterations_is_one_layer(turns, layers):
     assert len(probe(Loop(nn.GELU(), turns), inputs(20)).layers) == layers
 
 
@@ -165,7 +165,7 @@ def test_a_pass_that_skips_a_loop_does_not_make_it_one_layer():
     assert [layer.calls for layer in found.layers] == [2, 2, 2]
 
 
-def test_a_batch_of_several_passes_has_the_layers_of_one():
+def test_several_forward_passes_per_batch_have_the_layers_of_one():
     model = mlp(nn.GELU())
     found = probe(model, inputs(), forward=lambda model, x: [model(x), model(2 * x), model(x)])
     assert [(layer.name, layer.calls) for layer in found.layers] == [("1", 3)]
@@ -183,7 +183,7 @@ def test_loops_of_two_activations_keep_the_order_of_their_calls():
     assert [layer.name for layer in found.layers] == ["tanh", "relu", "tanh 2", "relu 2"]
 
 
-def test_softmax_and_gated_pairs_are_no_pointwise_activations():
+def test_softmax_and_gated_pairs_are_not_probed():
     model = nn.Sequential(nn.Linear(8, 8), nn.GLU(), nn.ReLU(), nn.Softmax(-1))
     assert [layer.name for layer in probe(model, inputs()).layers] == ["2"]
 
@@ -200,7 +200,7 @@ def test_the_fused_path_of_a_transformer_layer_does_not_hide_its_activation():
     assert [layer.n for layer in found.layers] == [4 * 5 * 16] * 2
 
 
-def test_a_compiled_model_is_seen_through():
+def test_a_compiled_model_can_be_probed():
     model = torch.compile(mlp(nn.ReLU()), backend="eager")
     model(inputs())
     assert probe(model, inputs()).layers[0].n == 500 * 32
@@ -245,7 +245,7 @@ class Fails(nn.Module):
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_model_mode_buffers_hooks_and_random_numbers_are_left_as_they_were(fails, training):
+def test_model_mode_buffers_hooks_and_random_numbers_are_unchanged(fails, training):
     model = Fails()
     model.norm.eval()
     model.fails = fails
@@ -265,7 +265,7 @@ def test_model_mode_buffers_hooks_and_random_numbers_are_left_as_they_were(fails
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_dropout_is_off_unless_training_is_asked_for():
+def test_dropout_is_off_unless_training_is_true():
     model = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
     zeros = [
         (probe(model, inputs() + 10, training=training).layers[0].sample == 0).any()
@@ -286,7 +286,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_largest_are_exact_and_know_their_row(layout, dtype):
+def test_the_largest_values_and_their_rows_are_exact(layout, dtype):
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(7, 5, 33, 41, generator=generator).to(dtype) for _ in range(4)]
     parts = [LAYOUTS[layout](part) for part in parts]
@@ -323,7 +323,7 @@ def test_moments_are_those_of_all_values_at_any_scale_and_center(center, scale):
     assert moments.kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-5)
 
 
-def test_moments_of_float32_are_right_to_four_digits():
+def test_moments_of_float32_are_accurate_to_four_digits():
     x = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0)).exp()
     stream = Stream(keep=10, sample=10, seed=0)
     stream.add(x)
@@ -331,7 +331,7 @@ def test_moments_of_float32_are_right_to_four_digits():
     assert stream.moments().kurtosis == pytest.approx((standard**4).mean().item() - 3, rel=1e-4)
 
 
-def test_batches_share_the_sample_by_their_sizes_also_when_the_first_ones_fit_whole():
+def test_batches_are_sampled_in_proportion_to_their_sizes_even_if_the_first_ones_fit_completely():
     sizes = torch.tensor([30.0, 50.0, 1000.0, 200.0])
     counts = torch.zeros(4)
     for seed in range(400):
@@ -340,11 +340,11 @@ def test_batches_share_the_sample_by_their_sizes_also_when_the_first_ones_fit_wh
             stream.add(torch.full((size,), float(number)))
         counts += torch.bincount(stream.sample().long(), minlength=4)
     expected = sizes / sizes.sum() * counts.sum()
-    # Values that were kept whole are drawn from twice, which doubles the variance of a count at most.
+    # Batches that were kept completely are sampled twice, which at most doubles the variance of a count.
     assert ((counts - expected).abs() < 4 * (2 * expected).sqrt()).all(), (counts, expected)
 
 
-def test_every_batch_is_as_likely_in_the_sample_as_any_other():
+def test_every_value_is_equally_likely_in_the_sample_whatever_its_batch():
     counts = torch.zeros(8)
     for seed in range(20):
         stream = Stream(keep=2, sample=2000, seed=seed)
@@ -372,7 +372,7 @@ def test_memory_does_not_grow_with_the_number_of_batches():
 def test_nan_and_inf_are_counted_and_left_out():
     x = inputs()
     x[3, 2], x[10, 1], x[11, 1] = math.nan, math.inf, -math.inf
-    layer = through(x)
+    layer = layer_of(x)
     assert layer.not_finite == 3
     assert layer.n == x.numel() - 3
     assert torch.equal(layer.tail.values, x[x.isfinite()].abs().double().topk(len(layer.tail)).values)
@@ -380,7 +380,7 @@ def test_nan_and_inf_are_counted_and_left_out():
     assert probe(nn.Sequential(nn.ReLU()), [x, x]).layers[0].not_finite == 6
 
 
-def test_a_layer_without_a_tail_says_why():
+def test_a_layer_without_a_tail_has_a_note_with_the_reason():
     found = probe(nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.GELU()), torch.full((300, 8), 2.0))
     row = found.rows()[0]
     assert "equal up to rounding" in row["note"]
@@ -388,12 +388,12 @@ def test_a_layer_without_a_tail_says_why():
     assert "equal up to rounding" in repr(found)
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------
 
 
 def test_index_is_hill_of_all_values_and_excess_is_one_for_a_gaussian():
     x = torch.randn(1000, 200, generator=torch.Generator().manual_seed(0))
-    index = through(x).index(500)
+    index = layer_of(x).index(500)
     assert index.alpha == pytest.approx(hill(x, 500).alpha, rel=1e-6)
     assert index.excess == pytest.approx(1, abs=0.15)
     assert index.verdict == "like"
@@ -401,37 +401,37 @@ def test_index_is_hill_of_all_values_and_excess_is_one_for_a_gaussian():
 
 def test_excess_of_an_exponential_tail_is_near_two_at_any_k():
     x = torch.empty(2000, 500).exponential_(generator=torch.Generator().manual_seed(0))
-    layer = through(x)
+    layer = layer_of(x)
     assert [layer.index(k).excess for k in (100, 500, 2000)] == pytest.approx([2, 2, 2], rel=0.3)
     assert layer.index().verdict == "heavier"
 
 
 def test_values_that_repeat_inside_a_row_count_once():
     x = torch.empty(20_000, 1).exponential_(generator=torch.Generator().manual_seed(0)).exp()
-    alone, repeated = through(x).index(400), through(x.expand(-1, 10).clone()).index(4000 // 2)
+    alone, repeated = layer_of(x).index(400), layer_of(x.expand(-1, 10).clone()).index(4000 // 2)
     assert alone.effective_k == pytest.approx(400, rel=0.2)
     assert repeated.effective_k == pytest.approx(2000 / 10, rel=0.3)
 
 
-def test_one_row_says_as_much_as_one_value():
+def test_one_row_counts_as_much_as_one_value():
     x = torch.empty(1, 20_000).exponential_(generator=torch.Generator().manual_seed(0)).exp()
-    index = through(x).index(400)
+    index = layer_of(x).index(400)
     assert index.effective_k == 1
     assert index.alpha_high / index.alpha_low > 100
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says_with_rows_that_go_together():
+def test_the_interval_has_its_stated_coverage_for_correlated_rows():
     held = 0
     for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         row = torch.empty(3000, 1).exponential_(generator=generator)
         x = (row / 2 + 1e-3 * torch.randn(3000, 5, generator=generator)).exp().clone()  # Pareto, alpha = 2
-        index = through(x).index(500)
+        index = layer_of(x).index(500)
         held += index.alpha_low <= 2 <= index.alpha_high
     assert held >= 86  # 95 of 100, less four standard deviations
 
 
-def test_scale_is_a_gaussians_deviation_and_shares_are_shares():
+def test_robust_sd_is_the_sd_of_a_gaussian_and_shares_are_those_of_all_values():
     x = 3 * torch.randn(400, 100, generator=torch.Generator().manual_seed(0)) + 1
     layer = probe(nn.Sequential(nn.ReLU()), x, sample=40_000).layers[0]
     assert layer.robust_sd == pytest.approx(3, rel=0.02)
@@ -439,8 +439,8 @@ def test_scale_is_a_gaussians_deviation_and_shares_are_shares():
     assert layer.vanishing == pytest.approx((x <= 0).float().mean().item(), abs=0.01)
     assert layer.vanishing_under(math.inf) == pytest.approx(layer.vanishing, abs=1e-6)
     assert layer.vanishing_under(0.1) == 0
-    slopes = torch.func.vmap(torch.func.grad(lambda value: iglu.iglu(value, 3.0)))(layer.sample.double())
-    assert layer.vanishing_under(3.0) == pytest.approx((slopes < 1e-3).double().mean().item(), abs=1e-3)
+    derivatives = torch.func.vmap(torch.func.grad(lambda value: iglu.iglu(value, 3.0)))(layer.sample.double())
+    assert layer.vanishing_under(3.0) == pytest.approx((derivatives < 1e-3).double().mean().item(), abs=1e-3)
 
 
 def test_rows_are_json_and_the_table_has_a_line_per_layer():
@@ -466,7 +466,7 @@ def test_heavier_tails_never_get_a_larger_sigma():
     assert sigmas == sorted(sigmas, reverse=True)
 
 
-def test_a_range_that_reaches_beyond_the_papers_points_has_no_end_there():
+def test_a_range_that_reaches_beyond_the_papers_points_is_open_at_that_end():
     first, last = probing_sigma.POINTS[0].excess, probing_sigma.POINTS[-1].excess
 
     def ends(low, high):
@@ -510,7 +510,7 @@ def test_the_nearest_iglu_to_relu_is_its_limit():
     assert probing_sigma.nearest_sigma(F.relu, inputs().flatten()) == math.inf
 
 
-def test_swap_takes_a_suggestion_for_the_model_and_by_layer():
+def test_swap_accepts_a_suggestion_for_the_model_and_per_layer():
     suggestion = probe(mlp(nn.ReLU(), nn.GELU(), nn.Tanh()), 20 * inputs()).suggest_sigma()
     model = mlp(nn.ReLU(), nn.GELU(), nn.Tanh())
     swap(model, suggestion)
@@ -525,7 +525,7 @@ def test_swap_takes_a_suggestion_for_the_model_and_by_layer():
 
 
 @pytest.mark.parametrize("rule", ["scaled", "regimes"])
-def test_a_suggestion_says_how_weak_its_evidence_is(rule):
+def test_a_suggestion_states_that_its_evidence_is_weak(rule):
     text = repr(probe(mlp(nn.ReLU()), inputs()).suggest_sigma(rule))
     assert "evidence is weak" in text
     assert "three networks" in text
@@ -556,7 +556,7 @@ def test_probe_and_suggestion_are_tables_in_a_notebook():
     assert "evidence is weak" in shown
 
 
-def test_a_suggestion_does_not_claim_to_know_what_lies_beyond_the_paper():
+def test_a_suggestion_beyond_the_papers_range_ends_at_the_tested_range_and_says_so():
     x = torch.empty(2000, 100).cauchy_(generator=torch.Generator().manual_seed(0))
     suggestion = probe(nn.Sequential(nn.ReLU()), x).suggest_sigma()
     assert suggestion.low == 0.1  # the end of the tested range, not the end of the rule
@@ -670,7 +670,7 @@ def test_an_untrained_model_gets_a_warning_and_a_trained_one_does_not(name, step
     assert len([each for each in recwarn if "untrained" in str(each.message)]) == len(said)
 
 
-def test_a_model_that_was_initialized_in_another_way_is_not_judged():
+def test_a_model_with_another_initialization_is_not_called_untrained():
     model = mlp(nn.ReLU(), nn.ReLU())
     for linear in model[::2]:
         nn.init.xavier_normal_(linear.weight)
@@ -684,7 +684,7 @@ def test_a_model_that_was_initialized_in_another_way_is_not_judged():
 def test_effective_k_is_k_over_the_inflation_of_the_variance():
     """Two rows with log excesses (a, b) and (c, d): by hand, from the formula in the docstring."""
     x = torch.tensor([[80.0, 70.0], [1.5, 1.4], [1.0, 1.0]]).double()
-    index = through(x).index(4)
+    index = layer_of(x).index(4)
     logs = [math.log(value) for value in (80, 70, 1.5, 1.4)]
     xi = sum(logs) / 4
     sums = [logs[0] + logs[1] - 2 * xi, logs[2] + logs[3] - 2 * xi]
@@ -695,7 +695,7 @@ def test_effective_k_is_k_over_the_inflation_of_the_variance():
 
 
 def test_derived_values_of_an_index_follow_from_alpha_and_its_interval():
-    index = through(inputs()).index(50)
+    index = layer_of(inputs()).index(50)
     gaussian = index.hill.gaussian.alpha
     assert index.gaussian == gaussian
     assert index.excess == pytest.approx(index.hill.xi / index.hill.gaussian.xi)
@@ -738,13 +738,13 @@ def test_rows_have_the_numbers_of_the_layers_and_cells_show_them():
     assert f"alpha = {index.alpha:.3g}, Gaussian {index.gaussian:.3g}" in repr(layer)
 
 
-def test_skewness_is_the_third_standardized_moment_and_constants_have_no_spread():
+def test_skewness_is_the_third_standardized_moment_and_constants_have_an_sd_of_zero():
     x = torch.rand(50_000, generator=torch.Generator().manual_seed(0)) ** 4
-    layer = through(x)
+    layer = layer_of(x)
     standard = (x - x.mean()) / x.std(correction=0)
     assert layer.moments.skewness == pytest.approx((standard**3).mean().item(), rel=1e-3)
-    assert through(torch.ones(50)).moments[:2] == (1.0, 0.0)
-    assert through(torch.cat([torch.zeros(60), torch.tensor([3.0])])).robust_sd == pytest.approx(
+    assert layer_of(torch.ones(50)).moments[:2] == (1.0, 0.0)
+    assert layer_of(torch.cat([torch.zeros(60), torch.tensor([3.0])])).robust_sd == pytest.approx(
         3 * math.sqrt(60) / 61, rel=1e-5
     )  # the MAD is 0
 
@@ -754,13 +754,13 @@ def test_skewness_is_the_third_standardized_moment_and_constants_have_no_spread(
     [({"keep": 1}, "keep must be at least 2, got 1"), ({"sample": 1}, "sample must be at least 2, got 1"),
      ({"k": 0}, "k must be from 1 to keep - 1 = 2047, got 0"), ({"k": 2, "keep": 2}, "= 1, got 2")],
 )  # fmt: skip
-def test_sizes_have_limits(options, message):
+def test_keep_sample_and_k_have_limits(options, message):
     with pytest.raises(ValueError, match=message):
         probe(mlp(nn.ReLU()), inputs(), **options)
     assert probe(mlp(nn.ReLU()), inputs(), k=1, keep=2, sample=2).layers[0].k == 1
 
 
-def test_errors_name_what_was_given():
+def test_errors_name_the_invalid_argument():
     model = mlp(nn.ReLU())
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         probe(F.relu, inputs())

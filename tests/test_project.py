@@ -1,4 +1,4 @@
-"""What the files around the package promise: versions, addresses, workflows and what the archive holds."""
+"""The files around the package agree: versions, addresses, workflows and the contents of the archive."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_importing_the_library_and_its_command_imports_neither_the_lab_nor_what_
 
 
 def test_everything_that_names_the_version_agrees() -> None:
-    """What has to hold before an upload; the workflow compares the tag with it."""
+    """A condition of an upload; the workflow compares the tag with the version."""
     assert PROJECT["dynamic"] == ["version"]
     assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [iglu.__version__]
     if LAB.is_dir():
@@ -92,7 +92,7 @@ def test_every_supported_python_has_its_classifier_from_the_oldest_on() -> None:
     assert "Typing :: Typed" in PROJECT["classifiers"]
 
 
-def test_the_changelog_begins_with_what_is_not_released_or_with_this_version() -> None:
+def test_the_changelog_begins_with_unreleased_changes_or_with_this_version() -> None:
     headings = re.findall(r"^## (.*)$", read("CHANGELOG.md"), re.MULTILINE)
     version = rf"{re.escape(iglu.__version__)} \(\d{{4}}-\d\d-\d\d\)"
     assert re.fullmatch(rf"Unreleased|{version}", headings[0])
@@ -104,7 +104,7 @@ def test_pre_commit_formats_as_lint_does() -> None:
 
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
-def test_a_python_without_a_gil_stays_without() -> None:
+def test_the_package_does_not_enable_the_gil() -> None:
     assert not sys._is_gil_enabled()
 
 
@@ -154,8 +154,8 @@ def test_without_the_loops_their_tests_are_skipped_but_fail_where_they_are_requi
     )
 
 
-def test_the_workflows_require_the_loops() -> None:
-    """Else a build that fails would be green: the formulas would serve."""
+def test_the_workflows_require_the_native_kernels() -> None:
+    """Otherwise a failed build would pass the tests: the formulas would be used instead."""
     assert 'session.env["IGLU_REQUIRE_LOOPS"] = "1"' in read("noxfile.py")
     for name in ("nightly", "wheels"):
         assert parsed(ROOT / f".github/workflows/{name}.yml")["env"]["IGLU_REQUIRE_LOOPS"] == "1"
@@ -185,7 +185,7 @@ def our_texts() -> list[Path]:
     return found
 
 
-def test_no_address_is_invented() -> None:
+def test_every_address_is_a_known_one() -> None:
     for path in our_texts():
         if path == Path(__file__):
             continue
@@ -197,7 +197,7 @@ def test_no_address_is_invented() -> None:
         )
 
 
-def test_links_of_the_readme_lead_to_files() -> None:
+def test_links_of_the_readme_point_to_files_that_exist() -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", read("README.md"))
     assert targets
     if not LAB.is_dir():  # in the archive of the library
@@ -232,7 +232,7 @@ def sessions() -> set[str]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_only_calls_what_anybody_can_run(path: Path) -> None:
+def test_a_workflow_only_runs_make_targets_and_nox_sessions(path: Path) -> None:
     targets = {*re.findall(r"^([\w-]+):", read("Makefile"), re.MULTILINE)}
     steps = [step for job in parsed(path)["jobs"].values() for step in job["steps"]]
     for command in [step["run"].strip() for step in steps if "run" in step]:
@@ -247,12 +247,12 @@ def test_a_workflow_only_calls_what_anybody_can_run(path: Path) -> None:
             assert program in ("pip", "sudo", "ls"), command
 
 
-def test_a_check_is_either_a_target_of_make_or_a_session_of_nox() -> None:
+def test_nox_has_only_the_sessions_that_need_several_interpreters() -> None:
     assert sessions() == {"tests", "wheels"}  # these need several interpreters
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_only_read_unless_a_job_says_otherwise(path: Path) -> None:
+def test_a_workflow_has_read_permission_only_unless_a_job_states_otherwise(path: Path) -> None:
     content = parsed(path)
     assert content["permissions"] == {"contents": "read"}
     for job in content["jobs"].values():
@@ -276,7 +276,7 @@ def test_the_tests_run_on_every_system_every_python_and_three_versions_of_torch(
     assert set(torches) == {"oldest", "pinned", "newest"}
 
 
-def test_only_a_tag_is_published_after_every_archive_was_built_and_the_tag_was_compared() -> None:
+def test_only_a_tag_is_published_and_only_after_every_archive_was_built_and_compared_with_it() -> None:
     jobs = parsed(ROOT / ".github/workflows/wheels.yml")["jobs"]
     library, lab = jobs["publish-library"], jobs["publish-lab"]
     assert {*library["needs"]} == jobs.keys() - {"publish-library", "publish-lab"}
@@ -293,7 +293,7 @@ def test_only_a_tag_is_published_after_every_archive_was_built_and_the_tag_was_c
 @pytest.mark.parametrize(
     "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda p: p.stem
 )
-def test_a_form_has_what_github_asks_of_it(path: Path) -> None:
+def test_an_issue_form_has_the_fields_that_github_requires(path: Path) -> None:
     content = parsed(path)
     if path.stem == "config":
         return

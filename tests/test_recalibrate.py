@@ -1,4 +1,4 @@
-"""A swapped model, recalibrated: the layers behind give what they gave, or the record says why not."""
+"""Recalibration: the layers after a swapped activation compensate, or the record has the reason."""
 
 import copy
 import math
@@ -52,7 +52,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("method", ["shift", "least-squares"])
-def test_each_step_brings_the_model_nearer_to_the_original(method):
+def test_each_method_brings_the_swapped_model_nearer_to_the_original(method):
     like = perceptron()
     model = swapped(like)
     before = error(model, like, batches(seed=1))
@@ -66,17 +66,17 @@ def test_each_step_brings_the_model_nearer_to_the_original(method):
         assert each.after < each.before
 
 
-def test_the_shift_is_the_change_of_the_mean_and_touches_nothing_else():
+def test_the_shift_is_the_change_of_the_mean_and_changes_no_weight():
     like = perceptron(dtype=torch.float64)
     model = swapped(like)
     start = state(model)
     data = batches(5, dtype=torch.float64)
     iglu.recalibrate(model, data, like=like, method="shift")
-    x = torch.cat(data[:4])  # the fifth judges
+    x = torch.cat(data[:4])  # the fifth batch is held out
     h = F.linear(x, start["0.weight"], start["0.bias"])
     first = (F.gelu(h) - F.relu(h)).mean(0) @ start["2.weight"].T
     torch.testing.assert_close(model[2].bias, start["2.bias"] + first)
-    # the second on what the corrected first gives it
+    # the second, on the outputs of the corrected first
     wanted = like[2](like[1](like[0](x)))
     given = model[2](model[1](model[0](x)))
     second = (F.gelu(wanted) - F.relu(given)).mean(0) @ start["4.weight"].T
@@ -105,7 +105,7 @@ def test_least_squares_solves_the_ridge_problem():
     torch.testing.assert_close(model[2].bias, wanted.mean(0) - stacked.T @ h.mean(0), rtol=1e-6, atol=1e-8)
 
 
-def test_the_errors_of_the_record_are_those_of_batches_that_were_not_fitted():
+def test_the_errors_of_the_record_are_those_of_held_out_batches():
     like = perceptron(dtype=torch.float64)[:3]
     model = swapped(like)
     data = batches(10, dtype=torch.float64)
@@ -114,8 +114,8 @@ def test_the_errors_of_the_record_are_those_of_batches_that_were_not_fitted():
     assert correction.before == pytest.approx(error(swapped(like), like, data[8:]), rel=1e-5)
 
 
-def test_a_fit_that_does_worse_where_it_is_judged_is_not_kept():
-    """28 rows for 24 unknowns and a bias: least squares learns them by heart, the shift helps."""
+def test_a_fit_that_does_worse_on_held_out_batches_is_not_kept():
+    """28 rows for 24 unknowns and a bias: least squares overfits, the shift helps."""
     like = perceptron()[:3]
     model = swapped(like)
     data = [batch[:14] for batch in batches(2)] + [batches(seed=3)[0]]
@@ -149,7 +149,7 @@ def test_a_layer_without_a_bias_is_fitted_through_the_origin():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_models_keep_their_dtype_and_gain_as_much(dtype):
+def test_half_precision_models_keep_their_dtype_and_improve_as_much(dtype):
     like = perceptron(dtype=dtype)
     model = swapped(like)
     before = error(model, like, batches(seed=1, dtype=dtype))
@@ -173,7 +173,7 @@ def test_statistics_of_half_precision_models_are_summed_in_float32(dtype):
     torch.testing.assert_close(model[1].bias.float(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_padding_does_not_count():
+def test_padding_is_excluded():
     class Tagger(nn.Module):
         def __init__(self):
             super().__init__()
@@ -231,7 +231,7 @@ class Encoder(nn.Module):
         return getattr(self, self.name)(x)
 
 
-def test_a_mask_counts_only_where_it_is_one_of_the_rows():
+def test_a_mask_is_used_only_if_it_has_the_shape_of_the_rows():
     like = Encoder()
     mask = (torch.arange(16) < torch.arange(8)[:, None] + 4).long()  # 8 rows of 16 tokens
     data = [{"x": batch.view(16, 8, 6), "attention_mask": mask} for batch in batches(5)]
@@ -242,7 +242,7 @@ def test_a_mask_counts_only_where_it_is_one_of_the_rows():
     assert torch.equal(model.body[2].bias, unmasked.body[2].bias)
 
 
-def test_the_layers_of_a_decoder_have_the_mask_of_the_decoder():
+def test_the_layers_of_a_decoder_use_the_mask_of_the_decoder():
     biases = {}
     for name, key in (("decoder", "decoder_attention_mask"), ("encoder", "attention_mask")):
         like = Encoder(name)
@@ -289,7 +289,7 @@ def calibrate_with_forward(like, forward):
 
 
 @pytest.mark.parametrize("calibrate", [calibrate_inside, calibrate_by_swap, calibrate_with_forward])
-def test_under_autocast_the_model_gets_as_near_to_the_original_as_in_float32(calibrate):
+def test_recalibration_under_autocast_is_as_accurate_as_in_float32(calibrate):
     like = perceptron()
     reference = swapped(like)
     iglu.recalibrate(reference, batches(), like=like)
@@ -302,7 +302,7 @@ def test_under_autocast_the_model_gets_as_near_to_the_original_as_in_float32(cal
     assert error(model, like, data) == pytest.approx(error(reference, like, data), rel=0.02)
 
 
-def test_to_relu_under_autocast_gets_as_near_as_in_float32():
+def test_to_relu_under_autocast_is_as_accurate_as_in_float32():
     like = perceptron(lambda: iglu.IGLU(3.0))
     reference, model = copy.deepcopy(like), copy.deepcopy(like)
     iglu.to_relu(reference, batches())
@@ -385,7 +385,7 @@ def moments(x):
     return x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
 
 
-def test_every_batch_norm_that_follows_gives_the_mean_and_the_variance_that_it_gave():
+def test_every_following_batch_norm_keeps_the_mean_and_the_variance_of_its_output():
     like = convolutional().double()
     nn.init.uniform_(like[4].weight, 0.5, 2)
     nn.init.normal_(like[4].bias)
@@ -395,7 +395,7 @@ def test_every_batch_norm_that_follows_gives_the_mean_and_the_variance_that_it_g
     record = iglu.recalibrate(model, data, like=like, method="norms")
     assert [(each.place, each.method) for each in record.corrected] == [("4", "batch norm")]
     assert not record.left
-    x = torch.cat(data[:4])  # the fifth judges
+    x = torch.cat(data[:4])  # the fifth batch is held out
     for got, wanted in zip(moments(model[:5](x)), moments(like[:5](x)), strict=True):
         torch.testing.assert_close(got, wanted)
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, start[name])}
@@ -403,7 +403,7 @@ def test_every_batch_norm_that_follows_gives_the_mean_and_the_variance_that_it_g
     assert not model.training
 
 
-def test_a_batch_norm_that_kept_the_statistics_of_these_batches_gets_them_anew():
+def test_a_batch_norm_with_the_statistics_of_these_batches_gets_those_after_the_swap():
     like = convolutional().double()
     data = [batch.double() for batch in images(5)]
     x = torch.cat(data[:4])
@@ -416,7 +416,7 @@ def test_a_batch_norm_that_kept_the_statistics_of_these_batches_gets_them_anew()
     torch.testing.assert_close(model[4].running_var, variance)
 
 
-def test_inputs_unlike_those_of_training_do_not_change_a_batch_norm_that_the_swap_did_not():
+def test_inputs_unlike_those_of_training_do_not_change_a_batch_norm_unaffected_by_the_swap():
     like = convolutional().double()
     model = swapped(like, "iglu:1e9")
     start = state(model)
@@ -425,7 +425,7 @@ def test_inputs_unlike_those_of_training_do_not_change_a_batch_norm_that_the_swa
         torch.testing.assert_close(tensor, start[name], rtol=1e-6, atol=1e-7)
 
 
-def test_a_channel_that_tells_nothing_keeps_its_statistics():
+def test_a_channel_with_a_constant_input_or_output_keeps_its_statistics():
     like = convolutional().double()
     with torch.no_grad():
         like[4].weight[0] = 0  # its output is its bias
@@ -438,7 +438,7 @@ def test_a_channel_that_tells_nothing_keeps_its_statistics():
         assert moved.tolist() == [False, False] + [True] * 6
 
 
-def test_a_batch_norm_needs_two_values_a_channel():
+def test_a_batch_norm_needs_two_values_per_channel():
     like = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)).eval()
     record = iglu.recalibrate(swapped(like, "iglu:1"), [torch.randn(1, 3)], like=like, method="norms")
     assert [each.reason for each in record.left] == ["fewer than two values per channel"]
@@ -480,7 +480,7 @@ class FusedNorm(nn.BatchNorm2d):
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("method", ["least-squares", "shift", "norms"])
-def test_a_batch_norm_with_its_activation_inside_is_corrected_as_the_two_apart(method, inplace):
+def test_a_batch_norm_fused_with_its_activation_is_corrected_like_the_separate_layers(method, inplace):
     torch.manual_seed(0)
     first, second, last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 4, 1)
     fused, plain = FusedNorm(16, inplace), nn.BatchNorm2d(16)
@@ -506,7 +506,7 @@ def test_a_batch_norm_with_its_activation_inside_is_corrected_as_the_two_apart(m
         torch.testing.assert_close(model(x), other(x))
 
 
-def test_a_batch_norm_over_other_than_the_second_dimension_is_left():
+def test_a_batch_norm_over_another_dimension_than_the_second_is_not_corrected():
     class TokenNorm(nn.BatchNorm1d):
         def forward(self, x):
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
@@ -517,7 +517,7 @@ def test_a_batch_norm_over_other_than_the_second_dimension_is_left():
     assert [each.reason for each in record.left] == ["dimension 1 of its input has 8 entries, not 6 channels"]
 
 
-def test_convolutions_of_all_kinds_are_corrected_as_far_as_they_can_be():
+def test_each_layer_of_a_convolutional_network_is_corrected_by_the_method_that_applies():
     like = convolutional()
     model = swapped(like, "iglu:0.5")
     before = error(model, like, images(seed=1))
@@ -573,7 +573,7 @@ def test_a_fitted_conv1d_is_the_least_squares_of_its_windows(has_bias):
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [(nn.Conv1d, (20,)), (nn.Conv2d, (8, 8)), (nn.Conv3d, (4, 4, 4))])
-def test_unbatched_inputs_are_batches_of_one(kind, sizes):
+def test_unbatched_inputs_are_treated_as_batches_of_one(kind, sizes):
     torch.manual_seed(0)
     like = nn.Sequential(kind(3, 6, 3, padding=1), nn.GELU(), kind(6, 4, 3, padding=1)).eval()
     data = list(torch.randn(10, 3, *sizes))
@@ -585,10 +585,10 @@ def test_unbatched_inputs_are_batches_of_one(kind, sizes):
         torch.testing.assert_close(one, other)
 
 
-# -- the zoo -----------------------------------------------------------------------------------------
+# -- models of transformers and timm -----------------------------------------------------------------
 
 
-def hidden_errors(make, key, data, method="least-squares"):
+def recalibrate_swapped(make, key, data, method="least-squares"):
     torch.manual_seed(0)
     like = make().eval()
     model = copy.deepcopy(like)
@@ -606,35 +606,35 @@ def test_bert_gpt2_and_llama_are_corrected_in_their_down_projections():
     ]
     small = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     bert = transformers.BertConfig(**small, intermediate_size=32)
-    record, places = hidden_errors(lambda: transformers.BertModel(bert), "relu", data)
+    record, places = recalibrate_swapped(lambda: transformers.BertModel(bert), "relu", data)
     assert places == {f"encoder.layer.{layer}.output.dense" for layer in range(2)}
     gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32)
-    record, places = hidden_errors(lambda: transformers.GPT2LMHeadModel(gpt2), "relu", data)
+    record, places = recalibrate_swapped(lambda: transformers.GPT2LMHeadModel(gpt2), "relu", data)
     assert places == {f"transformer.h.{layer}.mlp.c_proj" for layer in range(2)}
     assert all(each.after < 0.5 * each.before for each in record.corrected)
     llama = transformers.LlamaConfig(**small, intermediate_size=32)
-    record, places = hidden_errors(lambda: transformers.LlamaForCausalLM(llama), "relu", data)
+    record, places = recalibrate_swapped(lambda: transformers.LlamaForCausalLM(llama), "relu", data)
     assert places == {f"model.layers.{layer}.mlp.down_proj" for layer in range(2)}
     assert all(each.after < each.before for each in record.corrected)
 
 
-def test_timm_resnets_and_vits_are_corrected_throughout():
+def test_all_layers_of_timm_resnets_and_vits_are_corrected():
     timm = pytest.importorskip("timm")
     generator = torch.Generator().manual_seed(0)
     data = list(torch.randn(3, 8, 3, 32, 32, generator=generator).unbind())
-    record, places = hidden_errors(lambda: timm.create_model("resnet18"), "iglu:2", data, "norms")
+    record, places = recalibrate_swapped(lambda: timm.create_model("resnet18"), "iglu:2", data, "norms")
     norms = {each.place for each in record.corrected if each.method == "batch norm"}
     kept = {each.place for each in record.left if "no correction reduces its error" in each.reason}
     assert len(norms | kept) == 19  # all but the first of 20
     assert len(norms) > len(kept)
     assert all(each.after < each.before for each in record.corrected)
-    record, places = hidden_errors(
+    record, places = recalibrate_swapped(
         lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), "relu", data
     )
     assert places == {"blocks.0.mlp.fc2", "blocks.1.mlp.fc2"}
 
 
-# -- what cannot be done, and misuse -------------------------------------------------------------------
+# -- layers that cannot be corrected, and errors ---------------------------------------------------------
 
 
 class PaddedConv2d(nn.Conv2d):
@@ -657,7 +657,7 @@ class PaddedConv2d(nn.Conv2d):
         (PaddedConv2d, {}, "its class, PaddedConv2d, overrides forward"),
     ],
 )
-def test_a_convolution_that_cannot_be_fitted_is_shifted_or_left_with_the_reason(kind, options, reason):
+def test_a_convolution_that_cannot_be_fitted_is_shifted_or_reported_with_the_reason(kind, options, reason):
     torch.manual_seed(0)
     sizes = {"1d": (16,), "2d": (8, 8), "3d": (4, 4, 4)}[kind.__name__[-2:]]
     data = list(torch.randn(5, 32, 3, *sizes))
@@ -676,7 +676,7 @@ def test_a_convolution_that_cannot_be_fitted_is_shifted_or_left_with_the_reason(
 
 
 def test_a_convolution_before_a_batch_norm_is_judged_without_its_mean():
-    """Far to the right IGLU is x - 1/(pi sigma): a change of the mean, which the BatchNorm takes up."""
+    """Far to the right IGLU is x - 1/(pi sigma): a change of the mean, which the BatchNorm removes."""
     like = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).double().eval()
     data = [batch.double() + 100 for batch in images(5)]
     first, second = iglu.recalibrate(swapped(like, "iglu:1"), data, like=like).corrected
@@ -687,14 +687,14 @@ def test_a_convolution_before_a_batch_norm_is_judged_without_its_mean():
     assert first.before > 1e-3
 
 
-def test_a_norm_that_keeps_no_statistics_is_passed_over():
+def test_a_norm_without_running_statistics_is_skipped():
     like = nn.Sequential(nn.GELU(), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval()
     record = iglu.recalibrate(swapped(like), batches(), like=like)
     assert [each.place for each in record.left] == ["0"]
     assert not record.corrected
 
 
-def test_two_learned_sigmas_are_two_activations():
+def test_different_learned_sigmas_are_different_activations():
     like = perceptron(lambda: iglu.IGLU(3.0, learnable=True))
     model = copy.deepcopy(like)
     with torch.no_grad():
@@ -703,7 +703,7 @@ def test_two_learned_sigmas_are_two_activations():
     assert [each.activations for each in record.corrected] == [("3",)]
 
 
-def test_the_original_is_left_as_it_was():
+def test_the_original_model_is_unchanged():
     like = convolutional().train()
     model = swapped(like, "iglu:0.5")
     start = state(like)
@@ -752,7 +752,7 @@ class Special(nn.Module):
         ("quantized", "last", "its weight is quantized, torch.int8"),
     ],
 )
-def test_what_cannot_be_corrected_is_listed_with_the_reason(kind, place, reason):
+def test_layers_that_cannot_be_corrected_are_listed_with_the_reason(kind, place, reason):
     like = Special(kind)
     model = swapped(like)
     start = state(model)
@@ -762,7 +762,7 @@ def test_what_cannot_be_corrected_is_listed_with_the_reason(kind, place, reason)
     assert same(state(model), start)
 
 
-def test_a_layer_called_twice_behind_activations_is_shared():
+def test_a_layer_called_twice_after_activations_is_reported_as_shared():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -776,7 +776,7 @@ def test_a_layer_called_twice_behind_activations_is_shared():
     assert [each.reason for each in record.left] == ["a shared layer, called 2 times in a forward"]
 
 
-def test_an_exception_leaves_the_model_as_it_was():
+def test_an_exception_leaves_the_model_unchanged():
     like = perceptron().train()
     model = swapped(like)
     start = state(model)
@@ -800,7 +800,7 @@ def test_an_exception_leaves_the_model_as_it_was():
     assert isinstance(like[1], nn.GELU)
 
 
-def test_undo_puts_back_weights_and_activations():
+def test_undo_restores_weights_and_activations():
     model = perceptron()
     start = state(model)
     record = iglu.swap(model, "iglu:2", recalibrate=batches())
@@ -818,7 +818,7 @@ def test_undo_puts_back_weights_and_activations():
     assert same(state(model), start)
 
 
-def test_the_record_is_one_line_a_layer_and_a_reason():
+def test_the_repr_of_the_record_has_one_line_for_layers_with_the_same_reason():
     torch.manual_seed(0)
     like = nn.Sequential(*(each for _ in range(3) for each in (nn.GELU(), nn.Linear(6, 6, bias=False))))
     record = iglu.recalibrate(swapped(like), batches(), like=like, method="shift")
@@ -831,7 +831,7 @@ def test_the_record_is_one_line_a_layer_and_a_reason():
     assert f"<p>{share}</p>" in record._repr_html_()
 
 
-def test_misuse_is_named():
+def test_errors_name_the_invalid_argument():
     model = perceptron()
     with pytest.raises(ValueError, match="got the model itself"):
         iglu.recalibrate(model, batches(), like=model)
@@ -875,7 +875,7 @@ def swapped_type(like):
     return other
 
 
-def test_the_layers_an_activation_feeds_are_found_through_what_passes_it_on():
+def test_the_layers_after_an_activation_are_found_through_products_dropout_and_reshapes():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -888,5 +888,5 @@ def test_the_layers_an_activation_feeds_are_found_through_what_passes_it_on():
             return self.down(self.drop(pair).reshape(-1, 8).contiguous()) + self.aside(x)
 
     model = Gated().eval()
-    stations = find_targets(model, {"act": model.act}, lambda: model(torch.randn(2, 3, 4)[0]))
-    assert [(each.place, each.activations) for each in stations] == [("down", ("act",))]
+    targets = find_targets(model, {"act": model.act}, lambda: model(torch.randn(2, 3, 4)[0]))
+    assert [(each.place, each.activations) for each in targets] == [("down", ("act",))]

@@ -104,7 +104,7 @@ def test_help_of_a_module_and_of_its_constructor_shows_the_signature_and_the_par
         assert "Initialize internal Module state" not in text  # nn.Module's own text
 
 
-def test_a_missing_or_empty_description_is_noticed():
+def test_a_missing_or_empty_description_is_detected():
     def function(x, channel_dim):
         """Do.
 

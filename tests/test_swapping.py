@@ -28,7 +28,7 @@ def places(record: iglu.surgery.Swap) -> list[str]:
     return [each.place for each in record.replaced]
 
 
-def in_vain(model: nn.Module) -> iglu.surgery.Swap:
+def swap_without_matches(model: nn.Module) -> iglu.surgery.Swap:
     """A swap that finds nothing to replace."""
     with pytest.warns(UserWarning, match="Nothing was replaced"):
         return swap(model, "iglu")
@@ -57,14 +57,14 @@ def test_the_usual_activations_are_replaced(activation: nn.Module) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_gates_or_learns_is_left_alone(left: nn.Module) -> None:
+def test_gates_and_learnable_activations_are_not_replaced(left: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(2, 2), left)
-    record = in_vain(model)
+    record = swap_without_matches(model)
     assert model[1] is left
     assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
 
 
-def test_a_subclass_counts_only_if_it_computes_the_same() -> None:
+def test_a_subclass_is_replaced_only_if_it_computes_the_same() -> None:
     class Renamed(nn.ReLU):
         pass
 
@@ -80,7 +80,7 @@ def test_a_subclass_counts_only_if_it_computes_the_same() -> None:
     assert places(swap(nn.Sequential(Renamed(), Squared(), Scaled()), "iglu")) == ["0"]
 
 
-def test_the_record_says_what_stood_there_and_reads_well() -> None:
+def test_the_record_and_its_repr_name_old_and_new_activations() -> None:
     record = swap(small_net(), "iglu:0.5")
     assert [(each.place, each.old, each.new) for each in record.replaced] == [
         ("1", "ReLU(inplace=True)", "IGLU(sigma=0.5)"),
@@ -93,7 +93,7 @@ def test_the_record_says_what_stood_there_and_reads_well() -> None:
     ]
 
 
-def test_the_record_puts_like_layers_on_one_line() -> None:
+def test_the_repr_of_the_record_puts_similar_layers_on_one_line() -> None:
     record = swap(nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(12)]), "iglu")
     assert repr(record).splitlines()[1:] == ["  replaced *.* (12 times): ReLU() -> IGLU(sigma=5)"]
 
@@ -106,7 +106,7 @@ def test_the_record_puts_like_layers_on_one_line() -> None:
         (nn.Sequential(*[nn.Tanh()] * 9), "Tanh() at '4'; and 4 more."),
     ],
 )
-def test_nothing_to_replace_is_an_empty_record_and_a_warning_of_what_is_there(
+def test_a_swap_without_matches_warns_and_lists_the_activations_of_the_model(
     model: nn.Module, there: str
 ) -> None:
     with pytest.warns(UserWarning, match="Nothing was replaced in Sequential") as caught:
@@ -116,7 +116,7 @@ def test_nothing_to_replace_is_an_empty_record_and_a_warning_of_what_is_there(
     assert (record.replaced, record.functional, record.not_saved) == ([], [], [])
 
 
-def test_a_warning_of_nothing_replaced_names_the_calls_that_cannot_be_replaced() -> None:
+def test_the_warning_of_a_swap_without_matches_names_the_calls_that_cannot_be_replaced() -> None:
     class Discards(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             F.relu(x, inplace=True)
@@ -147,7 +147,7 @@ def test_a_swap_that_fails_half_way_leaves_the_model_as_it_was() -> None:
     assert model[1] is relu
 
 
-def test_inplace_is_dropped_unless_asked_for() -> None:
+def test_inplace_is_dropped_unless_requested() -> None:
     model = small_net()
     swap(model, "iglu")
     assert not model[1].inplace
@@ -155,13 +155,13 @@ def test_inplace_is_dropped_unless_asked_for() -> None:
     assert model[1].inplace
 
 
-# --------------------------------------------------------------------------------------- again, and back
+# ------------------------------------------------------------------------------------ repeated swaps and undo
 
 
 @pytest.mark.parametrize(
     "first", ["iglu", "iglu_approx:learnable", "atlu", "xatlu", "gelu_a:2", "relu2", "telu", "golu", "xielu"]
 )
-def test_a_second_swap_replaces_ours_like_any_other(first: str) -> None:
+def test_a_second_swap_replaces_the_activations_of_this_library_too(first: str) -> None:
     model = small_net()
     swap(model, first)
     for sigma in (0.1, 1.0, 10.0):
@@ -171,13 +171,13 @@ def test_a_second_swap_replaces_ours_like_any_other(first: str) -> None:
     assert (type(model[1]), type(model[2][1])) == (nn.ReLU, nn.ReLU)
 
 
-def test_a_function_of_ours_in_an_attribute_is_replaced() -> None:
+def test_an_iglu_function_in_an_attribute_is_replaced() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, activation=iglu.iglu, batch_first=True)
     record = swap(layer, "iglu:0.5")
     assert [(each.place, each.old) for each in record.replaced] == [("activation", "iglu")]
 
 
-def test_undo_puts_back_the_very_modules_functions_and_flags() -> None:
+def test_undo_restores_the_same_modules_functions_and_flags() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.ModuleDict({"net": small_net(), "encoder": nn.TransformerEncoder(layer, 1)}).eval()
     relu, function = model["net"][1], model["encoder"].layers[0].activation
@@ -196,7 +196,7 @@ def test_undo_puts_back_the_very_modules_functions_and_flags() -> None:
     assert model["net"][1] is relu
 
 
-def test_what_comes_back_is_in_the_mode_of_the_model() -> None:
+def test_restored_modules_have_the_training_mode_of_the_model() -> None:
     model = small_net()
     record = swap(model, "iglu")
     model.eval()
@@ -217,7 +217,7 @@ def test_swaps_are_undone_in_reverse_order_and_not_otherwise() -> None:
     assert model[1] is relu
 
 
-def test_hooks_of_a_replaced_module_go_on_and_their_handles_remove_them() -> None:
+def test_hooks_move_to_the_new_module_and_their_handles_remove_them() -> None:
     model, seen = small_net(), []
     handles = [
         model[1].register_forward_hook(lambda *_, **__: seen.append("after"), with_kwargs=True),
@@ -234,7 +234,7 @@ def test_hooks_of_a_replaced_module_go_on_and_their_handles_remove_them() -> Non
     assert len(seen) == 4
 
 
-def test_a_hook_that_is_to_be_called_after_a_failure_too_is() -> None:
+def test_a_hook_with_always_call_runs_after_a_failure_too() -> None:
     model, seen = small_net(), []
     model[1].register_forward_hook(lambda *_: seen.append("after"), always_call=True)
     swap(model, "iglu")
@@ -243,7 +243,7 @@ def test_a_hook_that_is_to_be_called_after_a_failure_too_is() -> None:
     assert seen == ["after"]
 
 
-def test_hooks_of_one_module_at_two_places_are_not_tied_together() -> None:
+def test_the_hooks_of_a_module_used_twice_become_independent() -> None:
     shared, seen = nn.ReLU(), []
     shared.register_forward_hook(lambda module, *_: seen.append(module))
     model = nn.Sequential(shared, nn.Linear(2, 2), shared)
@@ -266,7 +266,7 @@ def test_the_record_is_a_table_in_a_notebook() -> None:
     assert shown.count("<tr>") == shown.count("</tr>") == 3
 
 
-# --------------------------------------------------------------------------------------- what to put
+# -------------------------------------------------------------------------------------- the new activation
 
 
 def test_a_factory_is_called_once_for_each_place() -> None:
@@ -308,32 +308,32 @@ def test_a_mapping_gives_each_place_its_own_and_leaves_the_rest() -> None:
     assert isinstance(model[2][1], nn.GELU)
 
 
-def test_a_mapping_to_a_place_that_is_not_there_raises_and_touches_nothing() -> None:
+def test_a_mapping_to_a_place_that_does_not_exist_raises_and_changes_nothing() -> None:
     model = small_net()
     with pytest.raises(ValueError, match=r"no activation at '7.act'. Places of this model: 1; 2.1"):
         swap(model, {"1": "iglu", "7.act": "iglu"})
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_a_pattern_whose_every_place_is_named_exactly_is_told_to_be_of_no_use() -> None:
+def test_a_pattern_whose_places_are_all_named_exactly_raises() -> None:
     with pytest.raises(ValueError, match=r"no activation at '\[1\]'"):
         swap(small_net(), {"1": "iglu", "[1]": "iglu:2"})
 
 
 @pytest.mark.parametrize("name", ["iglu:", "iglu:x", "iglu:learnable=", "relu:2", "igul", "iglu:-1", "IGLU"])
-def test_malformed_and_unknown_names_raise_and_touch_nothing(name: str) -> None:
+def test_malformed_and_unknown_names_raise_and_change_nothing(name: str) -> None:
     model = small_net()
     with pytest.raises(ValueError, match=r"[Aa]ctivation"):
         swap(model, name)
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_raises_with_the_nearest_known_one() -> None:
     with pytest.raises(ValueError, match=r"Did you mean 'iglu'"):
         swap(small_net(), "igul")
 
 
-def test_other_types_are_refused() -> None:
+def test_arguments_of_invalid_types_raise() -> None:
     with pytest.raises(TypeError, match=r"to must be a name, a module, a callable or a mapping .* got 0.5"):
         swap(small_net(), 0.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"to must return an nn\.Module"):
@@ -352,7 +352,7 @@ def test_other_types_are_refused() -> None:
         swap(nn.ReLU(), "iglu")
 
 
-# --------------------------------------------------------------------------------------- where
+# -------------------------------------------------------------------------------------- places
 
 
 @pytest.mark.parametrize(
@@ -371,25 +371,25 @@ def test_other_types_are_refused() -> None:
         ([nn.GELU, nn.SiLU], ["2.1"]),
     ],
 )
-def test_only_narrows_the_choice(only: object, expected: list[str]) -> None:
+def test_only_selects_the_activations_to_replace(only: object, expected: list[str]) -> None:
     assert places(swap(small_net(), "iglu", only=only)) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("only", [[], "nowhere.*", "2", nn.SiLU, [nn.SiLU, "nowhere"]])
-def test_an_only_that_matches_nothing_warns_and_lists_what_is_there(only: object) -> None:
+def test_an_only_that_matches_nothing_warns_and_lists_the_activations_of_the_model(only: object) -> None:
     model = small_net()
     with pytest.warns(UserWarning, match=r"only=... matches nothing in Sequential.*It has ReLU\(.*\) at '1'"):
         assert swap(model, "iglu", only=only).replaced == []  # type: ignore[arg-type]
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_one_pattern_of_several_that_matches_nothing_is_named() -> None:
+def test_a_pattern_that_matches_nothing_is_named_if_others_match() -> None:
     with pytest.warns(UserWarning, match=r"No activation of Sequential matches only='layer9\.\*'"):
         record = swap(small_net(), "iglu", only=["1", "layer9.*"])
     assert places(record) == ["1"]
 
 
-def test_a_module_named_by_its_type_goes_with_what_is_inside() -> None:
+def test_a_module_selected_by_its_type_is_replaced_with_everything_inside() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -398,7 +398,7 @@ def test_a_module_named_by_its_type_goes_with_what_is_inside() -> None:
     assert places(swap(nn.Sequential(Pair(), nn.ReLU()), "iglu", only=[Pair, nn.ReLU])) == ["0", "1"]
 
 
-def test_two_places_of_one_instance_get_two() -> None:
+def test_one_instance_at_two_places_becomes_two_modules() -> None:
     shared = nn.ReLU()
     model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
     assert places(swap(model, "iglu:learnable")) == ["1", "3"]
@@ -413,15 +413,15 @@ def test_a_block_used_twice_stays_one_block() -> None:
     assert model[0] is model[1]
 
 
-def test_an_empty_sequential_is_walked_past() -> None:
+def test_an_empty_sequential_is_skipped() -> None:
     model = nn.ModuleDict({"empty": nn.Sequential(), "act": nn.ReLU()})
     assert places(swap(model, "iglu")) == ["act"]
 
 
-# --------------------------------------------------------------------------------------- surroundings
+# -------------------------------------------------------------------------------------- mode, dtype and state
 
 
-def test_mode_is_that_of_the_old_one() -> None:
+def test_new_modules_have_the_training_mode_of_the_old_ones() -> None:
     model = small_net().eval()
     model[2].train()
     swap(model, "iglu")
@@ -430,7 +430,7 @@ def test_mode_is_that_of_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_learnable_sigma_takes_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+def test_a_learnable_sigma_has_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     model = small_net().to(dtype)
     swap(model, "iglu:learnable=0.5")
     assert model[1].log_sigma.dtype == dtype
@@ -474,7 +474,7 @@ def test_sigma_is_learned_in_every_place() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", F.relu, nn.ReLU()])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_transformer_layer_leaves_its_fused_path(activation: object, padded: bool) -> None:
+def test_a_swapped_transformer_layer_does_not_use_its_fused_path(activation: object, padded: bool) -> None:
     def encoder(activation: object) -> nn.Module:
         layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=True)  # type: ignore[arg-type]
         return nn.TransformerEncoder(layer, 2, enable_nested_tensor=activation is not iglu.iglu).eval()
@@ -490,7 +490,7 @@ def test_a_transformer_layer_leaves_its_fused_path(activation: object, padded: b
     torch.testing.assert_close(got[keep], want[keep])
 
 
-# --------------------------------------------------------------------------------------- functional calls
+# -------------------------------------------------------------------------------------- functional calls
 
 
 class Functional(nn.Module):
@@ -551,7 +551,7 @@ def test_the_line_of_a_call_is_the_line_in_the_file() -> None:
         assert "x = torch.relu(x)" in file.readlines()[int(source.split(":")[1]) - 1]
 
 
-def test_reading_a_forward_runs_nothing_and_needs_no_source() -> None:
+def test_analyzing_a_forward_runs_no_code_and_does_not_need_its_source() -> None:
     class Trap(nn.Module):
         @property
         def activation(self) -> object:
@@ -561,7 +561,7 @@ def test_reading_a_forward_runs_nothing_and_needs_no_source() -> None:
             return self.activation(x)
 
     without_source = type("Unseen", (nn.Module,), {"forward": eval("lambda self, x: F.relu(x)", {"F": F})})
-    assert in_vain(nn.Sequential(Trap(), without_source())).functional == []
+    assert swap_without_matches(nn.Sequential(Trap(), without_source())).functional == []
 
 
 def test_names_of_locals_are_not_taken_for_functions() -> None:
@@ -569,7 +569,7 @@ def test_names_of_locals_are_not_taken_for_functions() -> None:
         def forward(self, module_level_gelu: Tensor) -> Tensor:
             return module_level_gelu * 2 if self.training is not F.relu else module_level_gelu
 
-    assert in_vain(nn.Sequential(Shadow())).functional == []
+    assert swap_without_matches(nn.Sequential(Shadow())).functional == []
 
 
 def test_a_function_kept_in_an_attribute_is_replaced() -> None:
@@ -636,11 +636,11 @@ def test_a_method_called_relu_with_arguments_is_not_taken_for_a_tensors() -> Non
             library = type("Library", (), {"relu": staticmethod(lambda value, slope: value * slope)})
             return library.relu(x, 2) + (x + 1).relu()
 
-    record = in_vain(nn.Sequential(Block()))
+    record = swap_without_matches(nn.Sequential(Block()))
     assert [each.call for each in record.functional] == ["(x + 1).relu()"]
 
 
-def test_a_function_that_was_not_chosen_is_not_reported() -> None:
+def test_a_function_that_was_not_selected_is_not_reported() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -670,5 +670,5 @@ def test_a_function_that_was_not_chosen_is_not_reported() -> None:
     ],
     ids=str,
 )
-def test_a_module_has_a_name_exactly_if_the_grammar_makes_it(module: nn.Module, name: str | None) -> None:
+def test_a_module_has_a_name_only_if_that_name_creates_it(module: nn.Module, name: str | None) -> None:
     assert name_of(module) == name

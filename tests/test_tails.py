@@ -1,4 +1,4 @@
-"""The claims of iglu.tails, against scipy, the definitions, and draws whose index is known.
+"""iglu.tails, compared with scipy, the definitions, and samples whose index is known.
 
 Most draws are the k+1 largest of n, made directly: with e_i sums of i unit exponentials, e_i/e_(n+1) are
 the smallest of n uniforms, and a quantile function turns them into the largest values of any law.
@@ -35,8 +35,8 @@ LAWS = {
 def largest(law: str, n: int, k: int, samples: int, seed: int = 0) -> list[Tail]:
     generator = np.random.default_rng(seed)
     sums = generator.exponential(size=(samples, k + 1)).cumsum(1)
-    whole = sums[:, -1:] + generator.gamma(n - k, size=(samples, 1))
-    return [Tail(torch.from_numpy(row), n) for row in LAWS[law][0](sums / whole)]
+    total = sums[:, -1:] + generator.gamma(n - k, size=(samples, 1))
+    return [Tail(torch.from_numpy(row), n) for row in LAWS[law][0](sums / total)]
 
 
 def student(size: int, seed: int = 0, degrees: int = 3) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_95_percent_interval_holds_the_true_index(method, law):
     assert FEWEST < covered < MOST
 
 
-def test_hill_recovers_the_index_of_a_stable_law_from_whole_samples():
+def test_hill_recovers_the_index_of_a_stable_law_from_complete_samples():
     alpha, samples, covered = 1.5, 100, 0
     generator = np.random.default_rng(0)
     for _ in range(samples):
@@ -171,13 +171,13 @@ def test_gaussian_at_the_papers_sizes_gives_17_9_and_23_5_and_25_3():
 
 
 @pytest.mark.parametrize(("n", "mean_alpha"), [(10**5, 13.5), (10**6, 17.9), (10**7, 22.4)])
-def test_mean_alpha_of_a_gaussian_follows_from_mean_and_spread_of_xi(n, mean_alpha):
+def test_mean_alpha_of_a_gaussian_follows_from_mean_and_sd_of_xi(n, mean_alpha):
     gaussian = gaussian_index("hill", n, 100)
     assert gaussian.alpha * (1 + (gaussian.sd / gaussian.xi) ** 2) == pytest.approx(mean_alpha, abs=0.05)
 
 
 @pytest.mark.parametrize("n", [10**5, 10**6, 10**7])
-def test_hill_at_one_percent_of_a_gaussian_says_9_at_every_size(n):
+def test_hill_at_one_percent_of_a_gaussian_is_9_at_every_size(n):
     assert gaussian_index("hill", n, n // 100).alpha == pytest.approx(9.0, abs=0.006)
 
 
@@ -203,7 +203,7 @@ def test_heavy_tails_are_distinguished_from_a_gaussian_and_a_uniform():
     assert gpd(uniform).xi_low == -math.inf
 
 
-# -- what it must not depend on --------------------------------------------------------------------
+# -- invariances -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", METHODS.values(), ids=METHODS)
@@ -216,13 +216,13 @@ def test_estimate_does_not_depend_on_the_scale(estimator, scale):
     assert second.threshold == pytest.approx(scale * first.threshold)
 
 
-def test_gpd_does_not_depend_on_the_place():
+def test_gpd_does_not_depend_on_a_shift_of_the_data():
     magnitudes = student(5000).abs()
     assert gpd(magnitudes + 100).xi == pytest.approx(gpd(magnitudes).xi, abs=1e-8)
 
 
 @pytest.mark.parametrize("estimator", METHODS.values(), ids=METHODS)
-def test_estimate_takes_any_shape_layout_and_grad(estimator):
+def test_the_estimate_accepts_any_shape_and_layout_and_tensors_that_require_grad(estimator):
     x = student(6000)
     laid_out = x.reshape(20, 30, 10).permute(2, 0, 1).requires_grad_()
     assert estimator(laid_out).xi == estimator(x).xi
@@ -230,15 +230,15 @@ def test_estimate_takes_any_shape_layout_and_grad(estimator):
 
 @pytest.mark.parametrize("estimator", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounding_of_the_data_moves_the_estimate_by_less_than_its_spread(estimator, dtype):
-    moved, spread = [], []
+def test_rounding_the_data_changes_the_estimate_by_less_than_its_standard_error(estimator, dtype):
+    moved, standard_errors = [], []
     for tail in largest("gaussian", 1_000_000, 400, samples=30):
         rounded = Tail(tail.values.to(dtype), tail.n)
         exact = estimator(tail, 100)
         moved.append(estimator(rounded, 100).xi - exact.xi)
-        spread.append((exact.xi_high - exact.xi_low) / 4)
-    assert abs(np.mean(moved)) < 0.15 * np.mean(spread)
-    assert np.std(moved) < 0.4 * np.mean(spread)
+        standard_errors.append((exact.xi_high - exact.xi_low) / 4)
+    assert abs(np.mean(moved)) < 0.15 * np.mean(standard_errors)
+    assert np.std(moved) < 0.4 * np.mean(standard_errors)
 
 
 @pytest.mark.parametrize("estimator", METHODS.values(), ids=METHODS)
@@ -256,7 +256,7 @@ def test_a_tail_merged_from_parts_equals_that_of_all_data(estimator):
 # -- choosing k ------------------------------------------------------------------------------------
 
 
-def test_fraction_is_that_share_of_the_sample():
+def test_fraction_sets_k_to_that_share_of_the_sample():
     estimate = hill(student(5000), fraction=0.29)
     assert (estimate.k, estimate.n, estimate.k_from) == (1450, 5000, "fraction")
 
@@ -298,9 +298,9 @@ def test_curve_is_the_estimate_at_each_k(method):
         assert curve.xi_low[index].item() == pytest.approx(single.xi_low, rel=1e-9)
         assert curve.xi_high[index].item() == pytest.approx(single.xi_high, rel=1e-9)
         assert curve.gaussian_xi[index].item() == single.gaussian.xi
-    whole = estimate.curve()
-    assert whole.k[-1] == 399
-    assert whole.xi.isfinite().all()
+    complete = estimate.curve()
+    assert complete.k[-1] == 399
+    assert complete.xi.isfinite().all()
 
 
 def test_curve_is_nan_where_there_is_no_estimate():
@@ -343,7 +343,7 @@ def test_repr_shows_the_numbers_to_four_digits():
     ],
     ids=["constant", "zeros", "rounding noise", "nan", "inf", "too few", "empty"],
 )
-def test_data_without_a_tail_raise_and_say_why(estimator, x, message):
+def test_data_without_a_tail_raise_with_the_reason(estimator, x, message):
     with pytest.raises(ValueError, match=message):
         estimator(x)
 
@@ -357,21 +357,21 @@ def test_nearly_constant_data_give_a_warning():
 
 
 @pytest.mark.parametrize("estimator", [hill, moment])
-def test_threshold_of_zero_is_refused(estimator):
+def test_threshold_of_zero_raises(estimator):
     sparse = torch.zeros(1000)
     sparse[:60] = torch.arange(1.0, 61)
     with pytest.raises(ValueError, match="only 60 values are not zero"):
         estimator(sparse)
 
 
-def test_gpd_leaves_out_what_is_tied_with_the_threshold():
+def test_gpd_leaves_out_values_equal_to_the_threshold():
     values = torch.cat([torch.arange(2.0, 62), torch.ones(940)])
     assert gpd(values, 100).k == 60
     with pytest.raises(ValueError, match="strictly above the threshold, got 20: 80 more"):
         gpd(torch.cat([torch.arange(2.0, 22), torch.ones(980)]), 100)
 
 
-def test_moment_refuses_values_that_are_all_equal_above_the_threshold():
+def test_moment_raises_if_all_values_above_the_threshold_are_equal():
     with pytest.raises(ValueError, match="all 50 above the threshold equal"):
         moment(torch.cat([torch.full((50,), 2.0), torch.ones(50)]), 50)
 
@@ -387,12 +387,12 @@ def test_moment_refuses_values_that_are_all_equal_above_the_threshold():
         ({"fraction": 1e-6}, ValueError, "got k = 0"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, error, message):
+def test_errors_name_the_invalid_argument(arguments, error, message):
     with pytest.raises(error, match=message):
         hill(student(1000), **arguments)
 
 
-def test_wrong_tails_are_named():
+def test_errors_name_what_is_wrong_with_a_tail():
     with pytest.raises(TypeError, match=r"got torch\.int64"):
         hill(torch.arange(1000))
     with pytest.raises(ValueError, match="descending"):
@@ -411,8 +411,8 @@ def test_wrong_tails_are_named():
 def test_hill_and_moment_equal_tailestim():
     tailestim = pytest.importorskip("tailestim", reason="tailestim is not installed")
     x = student(2000).abs()
-    for estimator, peer in ((hill, tailestim.HillEstimator), (moment, tailestim.MomentsEstimator)):
-        theirs = peer(bootstrap=False)
+    for estimator, other in ((hill, tailestim.HillEstimator), (moment, tailestim.MomentsEstimator)):
+        theirs = other(bootstrap=False)
         theirs.fit(x.numpy())
         result = theirs.get_result()
         for k, xi in list(zip(result.k_arr_, result.xi_arr_, strict=True))[20:400:60]:

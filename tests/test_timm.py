@@ -30,7 +30,7 @@ def vit(**options: Any) -> nn.Module:
 
 
 def regnet(**options: Any) -> nn.Module:
-    """Its activations stand inside BatchNormAct2d."""
+    """Its activations are inside BatchNormAct2d."""
     return timm.create_model("regnetx_002", num_classes=3, **options)
 
 
@@ -68,7 +68,7 @@ def test_the_activation_inside_a_norm_is_applied() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "quick_gelu", "hard_mish"])
-def test_classes_of_timm_are_known(kind: str) -> None:
+def test_activation_classes_of_timm_are_replaced(kind: str) -> None:
     from timm.layers import create_act_layer
 
     assert len(swap(nn.Sequential(create_act_layer(kind)), "iglu").replaced) == 1
@@ -84,14 +84,14 @@ def test_the_relu_inside_starrelu_is_replaced_and_its_affine_form_stays() -> Non
     assert [each.place for each in swap(model, "iglu", only=StarReLU).replaced] == ["0"]
 
 
-def test_poolformer_has_twelve_of_them() -> None:
+def test_all_twelve_activations_of_poolformer_are_replaced() -> None:
     model = timm.create_model("poolformerv2_s12", num_classes=3)
     record = swap(model, "iglu")
     assert len(record.replaced) == 12
     assert usual(model) == []
 
 
-def test_relu_squared_is_one_activation_and_left_whole() -> None:
+def test_relu_squared_is_one_activation_whose_inner_relu_is_not_replaced() -> None:
     from timm.models.metaformer import SquaredReLU
 
     model = nn.Sequential(SquaredReLU(), nn.ReLU())
@@ -100,7 +100,7 @@ def test_relu_squared_is_one_activation_and_left_whole() -> None:
     assert [each.place for each in swap(model, "iglu", only=SquaredReLU).replaced] == ["0"]
 
 
-def test_gates_of_squeeze_and_excitation_stay() -> None:
+def test_gates_of_squeeze_and_excitation_are_not_replaced() -> None:
     model = timm.create_model("mobilenetv3_small_050", num_classes=3)
     gates = [place for place, module in model.named_modules() if isinstance(module, nn.Hardsigmoid)]
     assert gates
@@ -167,7 +167,7 @@ def test_malformed_names_raise(name: str) -> None:
         resnet(act_layer=name)
 
 
-def test_unknown_names_raise_with_the_nearest() -> None:
+def test_unknown_names_raise_with_the_nearest_known_one() -> None:
     with pytest.raises(KeyError, match="Did you mean 'iglu'"):
         resnet(act_layer="igul")
 
@@ -181,7 +181,7 @@ def test_the_gain_of_a_normalizer_free_network_agrees_with_timms_own(name: str) 
 
 
 @pytest.mark.parametrize("name", ["iglu:0.5", "iglu:learnable=0.5"])
-def test_a_normalizer_free_network_takes_the_names(name: str) -> None:
+def test_a_normalizer_free_network_accepts_the_names(name: str) -> None:
     from timm.models import nfnet
 
     x = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -192,7 +192,7 @@ def test_a_normalizer_free_network_takes_the_names(name: str) -> None:
     model(torch.randn(2, 3, 64, 64)).sum().backward()
 
 
-def test_where_timm_wants_a_function_sigma_must_be_fixed() -> None:
+def test_where_timm_needs_a_function_sigma_must_be_fixed() -> None:
     from timm.layers import get_act_fn
 
     x = torch.randn(5)
@@ -201,7 +201,7 @@ def test_where_timm_wants_a_function_sigma_must_be_fixed() -> None:
         get_act_fn("iglu:learnable")
 
 
-def test_what_timm_is_given_can_be_pickled() -> None:
+def test_registered_activations_can_be_pickled() -> None:
     from timm.layers import get_act_fn, get_act_layer
 
     x = torch.randn(5)

@@ -97,8 +97,8 @@ def activations(model: nn.Module) -> dict[str, iglu.IGLU]:
     return {place: module for place, module in model.named_modules() if isinstance(module, iglu.IGLU)}
 
 
-def silently(model: nn.Module, *arguments: Any, **options: Any) -> Swap:
-    """A swap that has nothing to warn of."""
+def swap_without_warnings(model: nn.Module, *arguments: Any, **options: Any) -> Swap:
+    """A swap whose warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return swap(model, *arguments, **options)
@@ -113,7 +113,7 @@ def test_a_swapped_model_trains_and_survives_saving(build: Any, name: str, tmp_p
     torch.manual_seed(0)
     model = build().eval()
     before = output(model)
-    record = silently(model, name)
+    record = swap_without_warnings(model, name)
     assert record.replaced
     assert record.not_saved == []
     after = output(model)
@@ -131,9 +131,9 @@ def test_a_swapped_model_trains_and_survives_saving(build: Any, name: str, tmp_p
     assert torch.equal(output(again), output(model))
 
 
-def test_the_record_of_gpt2() -> None:
+def test_the_activations_of_gpt2_are_in_the_record_and_the_new_one_in_its_config() -> None:
     model = gpt2()
-    record = silently(model, "iglu:0.5")
+    record = swap_without_warnings(model, "iglu:0.5")
     assert [each.place for each in record.replaced] == ["transformer.h.0.mlp.act", "transformer.h.1.mlp.act"]
     assert record.functional == []
     assert model.config.activation_function == "iglu:0.5"
@@ -142,17 +142,17 @@ def test_the_record_of_gpt2() -> None:
 @pytest.mark.parametrize(
     ("name", "stated"), [("iglu", "iglu:5"), ("iglu_approx:learnable", "iglu_approx:learnable=5")]
 )
-def test_a_config_states_the_sigma_also_where_the_swap_left_it_to_the_default(name: str, stated: str) -> None:
+def test_a_config_states_the_sigma_also_where_the_swap_used_the_default(name: str, stated: str) -> None:
     model = gpt2()
-    silently(model, name)
+    swap_without_warnings(model, name)
     assert model.config.activation_function == stated
 
 
 def test_swapping_back_restores_the_model_and_its_config(tmp_path: Path) -> None:
     model = gpt2(activation_function="gelu").eval()
     before = output(model)
-    silently(model, "iglu")
-    silently(model, "gelu", only=iglu.IGLU)
+    swap_without_warnings(model, "iglu")
+    swap_without_warnings(model, "gelu", only=iglu.IGLU)
     assert model.config.activation_function == "gelu"
     assert torch.allclose(output(reload(model, tmp_path)), before)
 
@@ -172,33 +172,33 @@ def test_undo_restores_the_model_and_its_config(build: Any) -> None:
     assert torch.equal(output(model), before)
 
 
-def test_a_second_swap_replaces_ours_and_the_config_follows(tmp_path: Path) -> None:
+def test_a_second_swap_replaces_the_first_and_updates_the_config(tmp_path: Path) -> None:
     model = gpt2()
     for name in ("iglu:0.5", "iglu:learnable=5", "telu", "xatlu", "relu2", "iglu_approx:2"):
-        assert len(silently(model, name).replaced) == 2
+        assert len(swap_without_warnings(model, name).replaced) == 2
         assert model.config.activation_function == name
         reload(model, tmp_path / name)
     model = mamba()
     for name in ("iglu:0.5", "iglu:3"):
-        assert len(silently(model, name, only="*.activation").replaced) == 2
+        assert len(swap_without_warnings(model, name, only="*.activation").replaced) == 2
     assert model.backbone.layers[1].mixer.activation == "iglu:3"
 
 
-def test_a_saved_model_says_what_loading_it_needs(tmp_path: Path) -> None:
+def test_a_saved_model_documents_that_loading_it_needs_iglu(tmp_path: Path) -> None:
     model = gpt2()
-    silently(model, "iglu")
+    swap_without_warnings(model, "iglu")
     model.save_pretrained(tmp_path)
     for file in ("config.json", "README.md"):
         text = (tmp_path / file).read_text()
         assert "import iglu" in text
         assert "KeyError" in text
-    silently(model, "gelu", only=iglu.IGLU)
+    swap_without_warnings(model, "gelu", only=iglu.IGLU)
     model.save_pretrained(tmp_path / "back")
     assert "iglu" not in (tmp_path / "back/config.json").read_text()
     assert not (tmp_path / "back/README.md").exists()
 
 
-def test_a_model_built_from_a_name_says_so_too_and_loads_without_another_note(tmp_path: Path) -> None:
+def test_a_model_built_from_a_name_is_saved_with_one_note_also_the_second_time(tmp_path: Path) -> None:
     gpt2(activation_function="iglu:0.5").save_pretrained(tmp_path)
     saved = (tmp_path / "config.json").read_text()
     assert "import iglu" in saved
@@ -207,7 +207,7 @@ def test_a_model_built_from_a_name_says_so_too_and_loads_without_another_note(tm
     assert (tmp_path / "config.json").read_text() == saved
 
 
-def test_a_model_without_ours_is_saved_as_transformers_does(tmp_path: Path) -> None:
+def test_a_model_without_iglu_is_saved_without_a_note(tmp_path: Path) -> None:
     model = gpt2(head="identity", other="iglu")  # fields that only look like names of activations
     model.transformer.drop = nn.Identity()
     model.save_pretrained(tmp_path)
@@ -225,13 +225,13 @@ def test_a_model_card_that_exists_is_kept(tmp_path: Path) -> None:
 
 def test_an_instance_that_the_grammar_can_name_is_saved(tmp_path: Path) -> None:
     model = gpt2()
-    assert silently(model, iglu.IGLU(0.123456789)).not_saved == []
+    assert swap_without_warnings(model, iglu.IGLU(0.123456789)).not_saved == []
     assert reload(model, tmp_path).transformer.h[0].mlp.act.sigma == 0.123456789
 
 
-def test_a_sigma_that_was_set_since_is_saved(tmp_path: Path) -> None:
+def test_a_sigma_that_was_set_after_the_swap_is_saved(tmp_path: Path) -> None:
     model = gpt2()
-    silently(model, "iglu:0.5")
+    swap_without_warnings(model, "iglu:0.5")
     for block in model.transformer.h:
         block.mlp.act.sigma = 5.0
     again = reload(model, tmp_path)
@@ -239,23 +239,25 @@ def test_a_sigma_that_was_set_since_is_saved(tmp_path: Path) -> None:
     assert torch.equal(output(again.eval()), output(model.eval()))
 
 
-def test_a_sigma_of_a_nested_config_that_was_set_since_is_saved(tmp_path: Path) -> None:
+def test_a_sigma_of_a_nested_config_that_was_set_after_the_swap_is_saved(tmp_path: Path) -> None:
     model = clip()
-    silently(model, {"text_model.*": "iglu:0.5", "vision_model.*": "iglu:2"})
+    swap_without_warnings(model, {"text_model.*": "iglu:0.5", "vision_model.*": "iglu:2"})
     for module in activations(model.vision_model).values():
         module.sigma = 0.5
     again = reload(model, tmp_path)
     assert {module.sigma for module in activations(again).values()} == {0.5}
 
 
-def test_saving_a_model_without_ours_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_model_without_iglu_does_not_rebuild_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = clip()
     model.config.vision_config.hidden_act = "gelu"
     monkeypatch.setattr(integration, "_rebuild", lambda *_: pytest.fail("built the model once more"))
     model.save_pretrained(tmp_path)
 
 
-def test_sigmas_set_apart_that_no_config_can_express_are_warned_of_when_saved(tmp_path: Path) -> None:
+def test_saving_different_sigmas_that_no_config_can_express_warns(tmp_path: Path) -> None:
     model = gpt2(activation_function="iglu:0.5")
     model.transformer.h[1].mlp.act.sigma = 5.0
     with pytest.warns(UserWarning, match=r"No config can express the activations at transformer\.h\.1\.mlp"):
@@ -265,25 +267,25 @@ def test_sigmas_set_apart_that_no_config_can_express_are_warned_of_when_saved(tm
 
 def test_t5_keeps_its_gate() -> None:
     model = t5(feed_forward_proj="gated-gelu")
-    silently(model, "iglu:0.5")
+    swap_without_warnings(model, "iglu:0.5")
     for config in (model.config, model.encoder.config, model.decoder.config):
         assert (config.feed_forward_proj, config.dense_act_fn) == ("gated-iglu:0.5", "iglu:0.5")
         assert config.is_gated_act
 
 
-def test_parts_of_a_nested_config_are_set_apart(tmp_path: Path) -> None:
+def test_parts_of_a_nested_config_are_set_separately(tmp_path: Path) -> None:
     model = clip()
-    assert silently(model, {"text_model.*": "iglu:0.5"}).not_saved == []
+    assert swap_without_warnings(model, {"text_model.*": "iglu:0.5"}).not_saved == []
     assert model.config.text_config.hidden_act == "iglu:0.5"
     assert model.config.vision_config.hidden_act == "quick_gelu"
-    assert silently(model, {"vision_model.*": "iglu:2"}).not_saved == []
+    assert swap_without_warnings(model, {"vision_model.*": "iglu:2"}).not_saved == []
     again = reload(model, tmp_path)
     assert {module.sigma for module in activations(again.text_model).values()} == {0.5}
     assert {module.sigma for module in activations(again.vision_model).values()} == {2.0}
 
 
 @pytest.mark.parametrize("to", ["iglu", {"transformer.h.0.*": "iglu:0.5", "transformer.h.1.*": "iglu:2"}])
-def test_what_one_field_cannot_say_leaves_the_config_alone(to: Any) -> None:
+def test_activations_that_one_field_cannot_express_leave_the_config_unchanged(to: Any) -> None:
     model = gpt2()
     only = "transformer.h.0.*" if to == "iglu" else None
     with pytest.warns(UserWarning, match="from_pretrained restores the old ones"):
@@ -353,7 +355,7 @@ def mobilevit() -> Any:
 
 
 @pytest.mark.parametrize("build", [mobilenet, mobilevit])
-def test_learned_sigmas_of_a_hard_coded_head_are_told_to_be_not_saved(build: Any, tmp_path: Path) -> None:
+def test_learned_sigmas_of_a_hard_coded_head_are_reported_as_not_saved(build: Any, tmp_path: Path) -> None:
     model = build().eval()
     hard = [
         f"{place}.activation"
@@ -376,7 +378,7 @@ def test_learned_sigmas_of_a_hard_coded_head_are_told_to_be_not_saved(build: Any
     }
 
 
-def test_a_swap_and_its_undo_leave_every_training_flag() -> None:
+def test_a_swap_and_its_undo_leave_every_training_flag_unchanged() -> None:
     model = mamba()
     model.backbone.layers[0].mixer.act.eval()  # alone
     model.backbone.layers[1].mixer.eval().act.train()
@@ -393,7 +395,7 @@ def test_a_swap_and_its_undo_leave_every_training_flag() -> None:
 def test_a_name_looked_up_in_forward_is_replaced_if_sigma_is_fixed(tmp_path: Path) -> None:
     model = mamba()
     before = output(model)
-    record = silently(model, "iglu:0.5", only="*.activation")
+    record = swap_without_warnings(model, "iglu:0.5", only="*.activation")
     # The mixer keeps the same activation as a module too, which it never calls: one entry per layer.
     assert [each.place for each in record.replaced] == [
         f"backbone.layers.{layer}.mixer.activation" for layer in (0, 1)
@@ -462,7 +464,7 @@ def test_a_name_looked_up_in_forward_is_reported_if_sigma_learns() -> None:
 def test_a_name_looked_up_in_the_config_follows_it() -> None:
     config = transformers.ConvBertConfig(**TEXT, embedding_size=16, num_labels=3)
     model = transformers.ConvBertForSequenceClassification(config).eval()
-    record = silently(model, "iglu:0.5")
+    record = swap_without_warnings(model, "iglu:0.5")
     assert {each.place: each.new for each in record.replaced}["classifier.config.hidden_act"] == "iglu:0.5"
     assert record.functional == []
     output(model)
@@ -470,17 +472,17 @@ def test_a_name_looked_up_in_the_config_follows_it() -> None:
 
 def test_a_transformers_model_inside_another_keeps_its_own_config() -> None:
     model = nn.ModuleDict({"backbone": llama(), "head": nn.Sequential(nn.Linear(16, 2), nn.ReLU())})
-    record = silently(model, "iglu:0.5")
+    record = swap_without_warnings(model, "iglu:0.5")
     assert model["backbone"].config.hidden_act == "iglu:0.5"
     assert [each.place for each in record.replaced][-1] == "head.1"
     assert record.not_saved == []
 
 
-def test_a_bf16_model_takes_a_learnable_sigma(tmp_path: Path) -> None:
+def test_a_bf16_model_supports_a_learnable_sigma(tmp_path: Path) -> None:
     model = llama()
     for parameter in model.parameters():  # the frequencies of the positions are loaded in float32
         parameter.data = parameter.data.bfloat16()
-    silently(model, "iglu:learnable=0.5")
+    swap_without_warnings(model, "iglu:learnable=0.5")
     output(model).sum().backward()
     model.save_pretrained(tmp_path)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -523,7 +525,7 @@ def test_a_name_in_the_config_builds_trains_and_reloads(model: Any, name: str, t
 
 def test_a_learnable_sigma_that_the_checkpoint_lacks_starts_at_its_stated_value(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path)
-    # Freed memory that is not zero, for an uninitialized sigma to be found out.
+    # Freed memory that is not zero, so that an uninitialized sigma would be detected.
     waste = [torch.full((1,), 777.0) for _ in range(1000)]
     del waste
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, activation_function="iglu:learnable=0.25")
@@ -549,7 +551,7 @@ def test_a_swapped_sigma_survives_another_initialization() -> None:
     assert model.transformer.h[0].mlp.act.log_sigma.item() == 3.0
 
 
-def test_models_that_look_into_the_other_table_know_the_names() -> None:
+def test_models_that_use_the_table_act2cls_know_the_names() -> None:
     config = transformers.PatchTSTConfig(
         d_model=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16, activation_function="iglu:0.5"
     )
@@ -573,7 +575,7 @@ def test_malformed_names_in_a_config_raise(name: str) -> None:
         gpt2(activation_function=name)
 
 
-def test_unknown_names_in_a_config_raise_with_the_nearest() -> None:
+def test_unknown_names_in_a_config_raise_with_the_nearest_known_one() -> None:
     with pytest.raises(KeyError, match="Did you mean 'iglu'"):
         transformers.activations.ACT2FN["igul"]
     assert "igul" not in transformers.activations.ACT2FN
@@ -610,7 +612,7 @@ assert not any(type(finder).__module__.startswith("iglu") for finder in sys.meta
         "import iglu, transformers.trainer",
     ],
 )
-def test_a_config_may_name_ours_wherever_iglu_is_imported(imports: str) -> None:
+def test_a_config_may_name_iglu_wherever_iglu_is_imported(imports: str) -> None:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torchvision_operators\n"
     found = subprocess.run(
         [sys.executable, "-c", script + _NAMED.format(imports=imports)],
@@ -653,7 +655,7 @@ def test_a_broken_torchvision_is_named_as_the_cause(library: str, monkeypatch: p
     assert ("uninstall" in str(caught.value)) == (library == "transformers")
 
 
-def test_a_missing_library_is_named_with_its_remedy() -> None:
+def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
     with pytest.raises(ImportError, match="not_there is not installed: pip install not_there"):
         integrations.require("not_there", "anything")
 

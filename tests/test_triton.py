@@ -100,7 +100,7 @@ def test_an_unsupported_call_launches_nothing_and_has_a_reason(fake_gpu, case):
     assert fake_gpu.launches == 0
 
 
-def test_transforms_forward_mode_and_modes_use_the_formulas(fake_gpu):
+def test_transforms_and_forward_mode_use_the_formulas(fake_gpu):
     x = torch.linspace(-2, 2, 4)
     expected = autograd.call("value", x, None, 1.0, "none", 0)
     with torch.autograd.forward_ad.dual_level():
@@ -147,7 +147,7 @@ def test_without_triton_the_formulas_run_and_the_reason_names_the_command(fake_g
 
 
 @pytest.mark.parametrize("text", ["import no_such_module", "raise RuntimeError('no driver')", "jit = None"])
-def test_a_broken_triton_is_a_reason_and_not_an_error(monkeypatch, tmp_path, text):
+def test_a_broken_triton_gives_a_reason_instead_of_an_error(monkeypatch, tmp_path, text):
     (tmp_path / "triton.py").write_text(text)
     program = "from iglu.kernels import triton; print(*triton.load())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -193,7 +193,7 @@ class _Compiler:
         self.compiled = package.compile(source, target=self.target, options=options)
 
     def _type(self, value, path, constants, attributes):
-        """What Triton makes of an argument: its type, and whether it is 1 or None or divisible by 16."""
+        """How Triton specializes an argument: its type, and whether it is 1 or None or divisible by 16."""
         if value is None or (type(value) is int and value == 1):
             constants[path] = value
             return "constexpr"
@@ -245,7 +245,7 @@ def call(operation: str, x: torch.Tensor, sigma, approximate: str) -> torch.Tens
         (torch.bfloat16, torch.ones(32)),
     ],
 )
-def test_every_kernel_compiles_for_a_true_gpu(compile_for, operation, approximate, dtype, sigma):
+def test_every_kernel_compiles_for_a_real_gpu(compile_for, operation, approximate, dtype, sigma):
     found = compile_for("sm_80")
     x = torch.ones(4, 64 if operation == "glu" else 32, dtype=dtype, requires_grad=True)
     if isinstance(sigma, torch.Tensor):

@@ -249,10 +249,10 @@ def test_the_gated_pair_and_its_gradients_are_those_of_the_formulas(approximate,
     wide = doubled(gate_half, up_half, sigma)
     expected = reference("glu", *wide, approximate, -1)
     assert_close(y, expected)
-    *results, by_sigma = torch.autograd.grad(y, (*leaves, sigma), grad)
-    by_gate, by_up, wanted = torch.autograd.grad(expected, wide, grad.double())
-    assert_close(torch.cat(results, -1), torch.cat([by_gate, by_up], -1), rtol=1e-5, atol=1e-5)
-    assert_close(by_sigma, wanted, rtol=1e-5, atol=1e-4)
+    *results, grad_sigma = torch.autograd.grad(y, (*leaves, sigma), grad)
+    grad_gate, grad_up, wanted = torch.autograd.grad(expected, wide, grad.double())
+    assert_close(torch.cat(results, -1), torch.cat([grad_gate, grad_up], -1), rtol=1e-5, atol=1e-5)
+    assert_close(grad_sigma, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -284,9 +284,9 @@ def test_every_layout_gives_the_bits_of_a_contiguous_tensor(monkeypatch, layout)
     assert y.stride() == torch.empty_like(x).stride()
     leaf = x.detach().requires_grad_()
     grad = normal(*reversed(x.shape), seed=1).permute(*reversed(range(x.dim()))) if x.dim() else normal(1)[0]
-    (by_x,) = torch.autograd.grad(value(leaf, 0.7), leaf, grad)
+    (grad_x,) = torch.autograd.grad(value(leaf, 0.7), leaf, grad)
     dense = x.contiguous().detach().requires_grad_()
-    assert torch.equal(by_x, torch.autograd.grad(value(dense, 0.7), dense, grad.contiguous())[0])
+    assert torch.equal(grad_x, torch.autograd.grad(value(dense, 0.7), dense, grad.contiguous())[0])
 
 
 def test_64_bit_indices_give_the_same_bits(monkeypatch):
@@ -334,7 +334,7 @@ def test_the_gradients_from_the_output_are_those_from_the_input(inplace):
         assert_close(result, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
-def test_in_place_overwrites_what_no_gradient_needs_and_tells_autograd():
+def test_in_place_overwrites_the_input_and_increments_its_version():
     x = normal(4, 300)
     expected, version = value(x, 0.7), x._version
     assert autograd.overwrite("triton", x, 0.7, "none", 1) is x
@@ -428,7 +428,7 @@ def test_each_kernel_is_checked_by_itself(checked, monkeypatch):
     assert passed == {("forward", "rational"), ("backward", "rational")}
 
 
-def test_sound_kernels_pass_and_are_checked_once(checked, monkeypatch):
+def test_correct_kernels_pass_their_check_once(checked, monkeypatch):
     calls = []
     check = triton.check
     monkeypatch.setattr(triton, "check", lambda *which: calls.append(which) or check(*which))
@@ -471,7 +471,7 @@ def test_the_kernel_runs_on_the_device_of_its_tensor():
 
 @real_gpu
 @pytest.mark.slow
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements_are_supported():
     free, _ = torch.cuda.mem_get_info()
     count = 2**31 + 1001
     if free < 5 * count:
@@ -483,6 +483,6 @@ def test_more_than_2_to_the_31_elements():
 
 
 @real_gpu
-def test_compiled_the_reference_formulas_give_the_same():
+def test_the_compiled_reference_formulas_give_the_same_values():
     x = normal(1000)
     torch.testing.assert_close(torch.compile(iglu.iglu)(x, 0.7), value(x, 0.7))

@@ -54,7 +54,7 @@ def test_self_gated_activations_vanish_at_zero(name):
         ("relu", nn.ReLU()),
     ],
 )
-def test_the_grammar_gives_the_module_it_says(text, expected):
+def test_a_name_creates_the_module_it_describes(text, expected):
     made = iglu.create(text)
     assert repr(made) == repr(expected)
     assert str(zoo.parse(str(zoo.parse(text)))) == str(zoo.parse(text))
@@ -65,12 +65,12 @@ def test_a_name_written_back_loses_no_digit():
     assert str(zoo.parse("iglu:learnable=3.0")) == "iglu:learnable=3"
 
 
-def test_options_go_to_the_module():
+def test_options_are_passed_to_the_module():
     assert iglu.create("relu", inplace=True).inplace
     assert iglu.create("iglu", sigma=0.5, learnable=True, channels=3, channel_dim=1).log_sigma.shape == (3,)
 
 
-def test_labels_are_those_of_a_printed_table():
+def test_labels_are_those_of_the_tables():
     assert zoo.parse("iglu:0.5").label == "IGLU (sigma = 0.5)"
     assert zoo.parse("iglu_approx:learnable=5").label == "IGLU-Approx (learnable sigma)"
     assert zoo.parse("gelu").label == "GELU"
@@ -97,19 +97,19 @@ def test_labels_are_those_of_a_printed_table():
         ("LeakyReLU", "Did you mean 'leaky_relu'?"),
     ],
 )
-def test_a_wrong_name_is_named_with_a_suggestion(text, message):
+def test_an_invalid_name_raises_with_the_reason_or_a_suggestion(text, message):
     with pytest.raises(ValueError, match=r"[aA]ctivation") as caught:
         zoo.parse(text)
     assert message in str(caught.value)
 
 
-def test_stating_sigma_twice_is_refused():
+def test_stating_sigma_twice_raises():
     with pytest.raises(TypeError, match="already states sigma"):
         iglu.create("iglu:0.5", sigma=1.0)
 
 
 @pytest.mark.parametrize("given", [None, 0.5, nn.ReLU(), nn.ReLU], ids=str)
-def test_what_is_no_name_is_told_what_a_name_is(given):
+def test_a_name_that_is_not_a_string_raises(given):
     with pytest.raises(TypeError, match=r"name must be a string, such as 'iglu:5', got "):
         iglu.create(given)
 
@@ -117,7 +117,7 @@ def test_what_is_no_name_is_told_what_a_name_is(given):
 # -- activations of other papers -------------------------------------------------------------------
 
 
-# Value, slope and curvature in extended precision; beyond where they are x, 1 and 0, or 0, they are that.
+# Value, first and second derivative in extended precision; far from 0 they are x, 1 and 0, or all 0.
 
 
 def _relu2(x):
@@ -152,7 +152,7 @@ def _xielu(x):
     )
 
 
-PEERS = {"relu2": _relu2, "telu": _telu, "golu": _golu, "xielu": _xielu}
+BASELINES = {"relu2": _relu2, "telu": _telu, "golu": _golu, "xielu": _xielu}
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -163,12 +163,12 @@ def value_and_df_dx(name, x):
     leaf = x.clone().requires_grad_()
     y = module(leaf)
     assert y.dtype == x.dtype
-    (slope,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
-    return y.detach(), slope
+    (derivative,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    return y.detach(), derivative
 
 
 def sampled(dtype):
-    """Values up to where every one of them has run into its end."""
+    """Values up to where every baseline has reached its limit."""
     if dtype in HALVES:
         return truth.every_value(dtype)[::61]
     everywhere = torch.logspace(-30, 4, 120, dtype=torch.float64)
@@ -176,9 +176,9 @@ def sampled(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
-@pytest.mark.parametrize("name", PEERS)
-def test_peers_are_right_to_four_ulp_of_the_result_or_of_the_input(name, dtype):
-    """What a rounding of x may do is allowed for: exp(-exp(-x)) magnifies it a hundredfold in its tail."""
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_are_accurate_to_four_ulp_of_the_result_or_of_the_input(name, dtype):
+    """The effect of rounding x is allowed for: exp(-exp(-x)) magnifies it a hundredfold in its tail."""
     x = sampled(dtype)
     x = x[x.isfinite()]
     kind = torch.finfo(dtype)
@@ -186,10 +186,10 @@ def test_peers_are_right_to_four_ulp_of_the_result_or_of_the_input(name, dtype):
     eps = mpmath.mpf(torch.finfo(torch.promote_types(dtype, torch.float32)).eps)
     found = value_and_df_dx(name, x)
     with mpmath.workdps(60):
-        for number, value, slope in zip(x.tolist(), *(each.tolist() for each in found), strict=True):
+        for number, value, derivative in zip(x.tolist(), *(each.tolist() for each in found), strict=True):
             point = mpmath.mpf(number)
-            exact, first, second = PEERS[name](point)
-            for got, right, rate in ((value, exact, first), (slope, first, second)):
+            exact, first, second = BASELINES[name](point)
+            for got, right, rate in ((value, exact, first), (derivative, first, second)):
                 if abs(right) > kind.max:
                     assert math.isinf(got), (name, number, got)
                     continue
@@ -208,13 +208,13 @@ def test_peers_are_right_to_four_ulp_of_the_result_or_of_the_input(name, dtype):
         ("xielu", (math.inf, -0.3), (math.inf, math.inf)),
     ],
 )
-def test_peers_have_their_limits_at_the_ends_and_keep_nan(name, dtype, left, right):
+def test_baselines_have_their_limits_at_the_infinities_and_keep_nan(name, dtype, left, right):
     largest = torch.finfo(dtype).max
     x = torch.tensor([-math.inf, math.inf, -largest, largest, math.nan], dtype=dtype)
-    value, slope = value_and_df_dx(name, x)
+    value, derivative = value_and_df_dx(name, x)
     assert (value[0].item(), value[1].item()) == (left[0], right[0])
-    assert slope[[0, 2]].tolist() == pytest.approx([left[1]] * 2, rel=4 * torch.finfo(dtype).eps)
-    assert slope[[1, 3]].tolist() == [right[1]] * 2
+    assert derivative[[0, 2]].tolist() == pytest.approx([left[1]] * 2, rel=4 * torch.finfo(dtype).eps)
+    assert derivative[[1, 3]].tolist() == [right[1]] * 2
     assert value[4].isnan()
 
 
@@ -239,7 +239,7 @@ def test_xielu_starts_as_its_authors_start_it_and_learns_both_slopes():
         iglu.create("xielu", alpha_n=0.3)
 
 
-def test_xielu_shows_its_slopes_as_they_are_not_as_they_began():
+def test_the_repr_of_xielu_shows_its_present_parameters():
     module = iglu.create("xielu", alpha_p=1.25, alpha_n=2)
     assert repr(module) == "XIELU(alpha_p=1.25, alpha_n=2)"
     nn.init.constant_(module.alpha_n, math.log(math.expm1(0.25)))
@@ -249,7 +249,7 @@ def test_xielu_shows_its_slopes_as_they_are_not_as_they_began():
         assert repr(iglu.create("xielu")) == "XIELU(alpha_p=?, alpha_n=?)"
 
 
-def test_xielu_is_the_one_of_transformers():
+def test_xielu_equals_that_of_transformers():
     activations = pytest.importorskip("transformers.activations")
     theirs, x = activations.XIELUActivation(dtype=torch.float64), torch.linspace(-5, 5, 101).double()
     torch.testing.assert_close(iglu.create("xielu").double()(x), theirs(x), rtol=1e-5, atol=1e-6)
@@ -293,7 +293,7 @@ class Scaled(nn.Module):
         return self.factor * torch.sin(x)
 
 
-def test_a_registered_activation_has_the_whole_grammar():
+def test_a_registered_activation_supports_the_complete_grammar():
     iglu.register_activation("snake", Snake, label="Snake", takes_sigma=True)
     x = torch.linspace(-2, 2, 9)
     torch.testing.assert_close(iglu.create("snake:0.5")(x), x + 2 * torch.sin(x / 2) ** 2)
@@ -303,7 +303,7 @@ def test_a_registered_activation_has_the_whole_grammar():
         zoo.parse("snaek")
 
 
-def test_a_registered_activation_is_put_in_and_replaced_by_swap_and_exempt_from_decay():
+def test_a_registered_activation_can_be_swapped_in_and_out_and_is_exempt_from_decay():
     iglu.register_activation("scaled", Scaled)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     iglu.swap(model, "scaled")
@@ -315,7 +315,7 @@ def test_a_registered_activation_is_put_in_and_replaced_by_swap_and_exempt_from_
     assert isinstance(model[1], nn.ReLU)
 
 
-def test_a_gate_that_was_registered_as_not_replaceable_is_swapped_by_name_alone():
+def test_an_activation_registered_as_not_replaceable_is_swapped_only_by_its_place():
     iglu.register_activation("scaled", lambda: Scaled(), replaceable=False)
     model = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.ReLU())
     iglu.swap(model, "iglu:5")
@@ -385,14 +385,14 @@ class Summing(nn.Module):
         (lambda size: nn.ReLU(), False, "size"),
     ],
 )
-def test_what_breaks_the_contract_is_refused_with_what_is_missing(make, takes_sigma, problem):
+def test_registering_an_invalid_activation_raises_with_the_problem(make, takes_sigma, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
         iglu.register_activation("mine", make, takes_sigma=takes_sigma)
     assert "mine" not in zoo.ZOO
 
 
 @pytest.mark.parametrize("name", ["", "Snake", "my-act", "a:b", "2x", "a b", 3, None])
-def test_a_malformed_name_is_refused(name):
+def test_registering_a_malformed_name_raises(name):
     with pytest.raises(ValueError, match="name must consist of"):
         iglu.register_activation(name, Scaled)
 

@@ -1,7 +1,7 @@
 """An independent truth in extended precision, and the error of a result in units in the last place.
 
 Written from the definitions alone, sharing nothing with the package: with u = sigma x the Cauchy gate
-is arctan2(1, -u)/pi, which cancels nowhere; the slope's tail is summed as a series where it would.
+is arctan2(1, -u)/pi, which cancels nowhere; the derivative's tail is summed as a series where it would.
 """
 
 from __future__ import annotations
@@ -105,22 +105,22 @@ def rational_d2f_dx2(x: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def evaluate(kind: str, x: torch.Tensor, sigma: float, approximate: str) -> torch.Tensor:
-    """The package's own answer, through its public functions, element by element."""
+    """The package's own result, through its public functions, element by element."""
     if kind == "value":
         return iglu.iglu(x, sigma, approximate=approximate)
     if kind == "gate":
         return iglu.iglu_gate(x, sigma, approximate=approximate)
     if kind == "df_dx":
         leaf = x.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(
+        (derivative,) = torch.autograd.grad(
             iglu.iglu(leaf, sigma, approximate=approximate), leaf, torch.ones_like(x)
         )
-        return slope
-    # one element a channel, so that the gradient in sigma sums over nothing
+        return derivative
+    # one element per channel, so that the gradient of sigma is not a sum
     sigmas = torch.full((x.numel(),), sigma, dtype=torch.float64, requires_grad=True)
     row = iglu.iglu(x.reshape(1, -1), sigmas, approximate=approximate)
-    (by_sigma,) = torch.autograd.grad(row, sigmas, torch.ones_like(row))
-    return by_sigma.to(x.dtype)
+    (df_dsigma,) = torch.autograd.grad(row, sigmas, torch.ones_like(row))
+    return df_dsigma.to(x.dtype)
 
 
 TRUTH = {
@@ -165,7 +165,7 @@ def spread(dtype: torch.dtype, count: int = 200_000, seed: int = 0) -> torch.Ten
     return torch.cat([everywhere * sign, bends, bends / 100, bends * 100]).to(dtype)
 
 
-# -- the inverse and the logarithm of the slope, in 60 digits ------------------------------------------
+# -- the inverse and the logarithm of the derivative, in 60 digits ------------------------------------------
 
 FLOOR = {"none": -1 / math.pi, "rational": -0.5}
 
@@ -176,7 +176,7 @@ def _gate(u: mpmath.mpf, approximate: str) -> mpmath.mpf:
     return mpmath.atan2(1, -u) / mpmath.pi
 
 
-def _slope_tail(a: mpmath.mpf, approximate: str) -> mpmath.mpf:
+def _derivative_tail(a: mpmath.mpf, approximate: str) -> mpmath.mpf:
     with mpmath.workdps(150):  # the closed form of the exact tail cancels to the third power of u
         if approximate == "rational":
             return 1 / (2 * (1 + a) ** 2)
@@ -193,7 +193,7 @@ def inverse(y: float, sigma: float, approximate: str) -> mpmath.mpf | None:
         u = v + limit if v > 0 else mpmath.mpf(0)
         step = mpmath.inf
         while abs(step) > abs(u) * mpmath.mpf(2) ** -80:
-            tail = _slope_tail(abs(u), approximate)
+            tail = _derivative_tail(abs(u), approximate)
             step = (u * _gate(u, approximate) - v) / (tail if u < 0 else 1 - tail)
             u -= step
         return u / mpmath.mpf(sigma)
@@ -202,7 +202,7 @@ def inverse(y: float, sigma: float, approximate: str) -> mpmath.mpf | None:
 def log_derivative(x: float, sigma: float, approximate: str) -> mpmath.mpf:
     with mpmath.workdps(60):
         u = mpmath.mpf(x) * mpmath.mpf(sigma)
-        tail = _slope_tail(abs(u), approximate)
+        tail = _derivative_tail(abs(u), approximate)
         return mpmath.log(tail) if u < 0 else mpmath.log1p(-tail)
 
 

@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options, webdriver.ChromeService(driver))
     started.set_script_timeout(20)
-    # As on a train: whatever the page asked for would fail, and be in the log.
+    # Offline: any request of the page fails and is in the log.
     started.execute_cdp_cmd("Network.enable", {})
     conditions = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
     started.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)

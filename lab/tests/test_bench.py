@@ -55,7 +55,7 @@ def test_table_1_holds_the_printed_numbers(name: str, numbers: tuple[float, ...]
     assert list(table1()[name]) == ["cpu_forward", "cpu_backward", "gpu_forward", "gpu_backward"]
 
 
-def test_table_1_sums_to_what_the_printed_columns_sum_to() -> None:
+def test_the_columns_of_table_1_have_the_sums_of_the_printed_ones() -> None:
     sums = [sum(column) for column in zip(*(row.values() for row in table1().values()), strict=True)]
     assert sums == pytest.approx([386.44, 97.46, 355.26, 66.67])
 
@@ -99,7 +99,7 @@ def test_ratio_is_exact_on_a_machine_whose_speed_changes_between_rounds() -> Non
 
 def test_ratio_is_the_median_of_quotients_not_the_quotient_of_medians() -> None:
     one, other = measured(1.0, 2.0, 9.0), measured(1.0, 4.0, 3.0)
-    assert one.ratio(other)["median"] == 1.0  # of 1, 1/2, 3
+    assert one.ratio(other)["median"] == 1.0  # of 1, 1/2 and 3
     middles = [quantiles(each.seconds)["median"] for each in (one, other)]
     assert middles[0] / middles[1] == pytest.approx(2 / 3)
 
@@ -144,14 +144,14 @@ def test_every_statement_computes_the_activation_it_is_named_after(call: str) ->
         torch.testing.assert_close(y, expected, msg=f"{case.label}: {case.statement}")
 
 
-def test_the_whole_zoo_is_timed_by_default_with_direct_forms_and_pairs() -> None:
+def test_the_complete_zoo_is_timed_by_default_with_direct_forms_and_pairs() -> None:
     found = {(case.name, case.kernel) for case in cases.cases(ZOO)}
     ours = {"z", "z_approx", "iglu", "iglu_approx"}
     assert {name for name, _ in found} == set(ZOO) | {"gelu_tanh", "silu_glu", "iglu_glu", "iglu_approx_glu"}
     assert {name for name, kernel in found if kernel == "direct"} == ours
 
 
-def test_backends_are_a_row_each_for_ours_only() -> None:
+def test_only_iglu_has_one_row_per_backend() -> None:
     found = cases.cases(["iglu", "relu"], backends=["auto", "reference"], pairs=False, direct=False)
     assert [(case.name, case.kernel) for case in found] == [
         ("iglu", "auto"), ("iglu", "reference"), ("relu", "torch"),
@@ -178,7 +178,7 @@ def test_backward_statement_gives_the_gradient_of_every_leaf() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_a_graph_of_several_nodes_is_refused_as_a_node() -> None:
+def test_timing_a_node_raises_for_a_graph_of_several_nodes() -> None:
     direct = next(each for each in cases.cases(["iglu"]) if each.kernel == "direct")
     with pytest.raises(ValueError, match="more than one node"):
         timing.block_of(direct, "node", Inputs.make(Setting(elements=8)), 1)
@@ -229,7 +229,7 @@ def test_a_name_without_a_number_is_timed_at_the_sigma_of_table_1_and_tables_say
     assert "sigma = 1 where" in " ".join(capsys.readouterr().out.split())
 
 
-def test_without_a_gpu_the_gpu_is_said_not_to_have_run(
+def test_without_a_gpu_the_gpu_is_reported_as_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -240,7 +240,7 @@ def test_without_a_gpu_the_gpu_is_said_not_to_have_run(
     assert "22.44" in printed  # the number of the paper
 
 
-def test_what_cannot_run_is_reported_and_the_rest_goes_on(
+def test_a_case_that_fails_is_reported_and_the_others_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -265,7 +265,7 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on(
     (["--against", "empty.json"], "--against must name a file of iglu bench, got empty.json"),
     (["--markdown", "nowhere.md"], "nowhere.md"),
 ])  # fmt: skip
-def test_a_mistake_in_the_flags_is_one_line_and_status_2(
+def test_an_invalid_flag_gives_one_line_and_status_2(
     flags: list[str],
     message: str,
     tmp_path: Path,
@@ -280,12 +280,12 @@ def test_a_mistake_in_the_flags_is_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
-def test_a_session_is_never_replaced_and_a_new_one_has_a_folder_of_its_own(
+def test_a_session_is_never_overwritten_and_a_new_one_has_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "mine", "--activations", "iglu", "--passes", "forward")
     before = (tmp_path / "mine" / "bench.json").read_bytes()
-    assert before.count(b"\n") == len(json.loads(before)["rows"]) + 2  # a row a line
+    assert before.count(b"\n") == len(json.loads(before)["rows"]) + 2  # one line per row
     for flags in (["--activations", "relu"], ["--devices", "cuda:99"]):
         assert cli.bench([*QUICK, *flags, "--out", str(tmp_path / "mine")]) == 2
     error = capsys.readouterr().err
@@ -298,7 +298,7 @@ def test_a_session_is_never_replaced_and_a_new_one_has_a_folder_of_its_own(
     assert len(list((tmp_path / "runs" / "bench").glob("*/bench.json"))) == 1
 
 
-def test_a_place_that_cannot_be_written_is_found_out_before_measuring(
+def test_a_folder_that_cannot_be_written_is_reported_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -338,7 +338,7 @@ def test_a_file_is_never_half_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())["rows"] == [{"kind": "operation"}]
 
 
-# -- tables and pictures -----------------------------------------------------------------------------
+# -- tables and figures -----------------------------------------------------------------------------
 
 
 def test_markdown_fills_its_section_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_times_have_three_digits(value: float, text: str) -> None:
     assert timing_tables.three_digits(value) == text
 
 
-def test_pictures_are_drawn_for_sizes_and_bars(tmp_path: Path) -> None:
+def test_bar_charts_and_a_chart_over_sizes_are_drawn(tmp_path: Path) -> None:
     content = run(tmp_path, "--activations", "iglu", "--sizes", "16", "64", "--passes", "forward")
     described = list(session_figures(content["rows"]))
     small = [row for row in content["rows"] if row["elements"] == 16]
@@ -434,7 +434,7 @@ def test_kept_and_peak_memory_of_a_known_network_are_counted_to_the_byte() -> No
 
 
 @pytest.mark.parametrize("name", list(training.BENCH_MODELS))
-def test_workloads_are_of_the_shape_their_label_says(name: str) -> None:
+def test_workloads_have_the_shapes_of_their_labels(name: str) -> None:
     bench_model = training.BENCH_MODELS[name]()
     x, _ = bench_model.example()
     assert x.shape == {"resnet20": (128, 3, 32, 32), "gpt2_block": (4, 256, 768)}[name]

@@ -1,4 +1,4 @@
-"""``iglu compare``: the plan, the runs and how they resume, the output, and what is refused."""
+"""``iglu compare``: the plan, the runs and how they resume, the output, and errors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _expected(activation: str, seed: int) -> float:
 # -- runs -------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_writes_its_plan_its_runs_and_every_form_of_the_result(
+def test_a_comparison_writes_its_plan_its_runs_and_the_result_in_every_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["--seeds", "3", "--margin", "1", "--metric", "acc", "--jobs", "2", "--allow-unchanged"]
@@ -159,7 +159,7 @@ def _read(name: str) -> str:
     return (Path("compare") / name).read_text(encoding="utf-8")
 
 
-def test_seeds_are_the_outer_loop_and_the_plan_is_there_before_the_first_run() -> None:
+def test_seeds_are_the_outer_loop_and_the_plan_is_written_before_the_first_run() -> None:
     plan = make_plan({"task": "m:f", "activations": ["relu", "iglu:5.0"], "seeds": 2})
     assert [(job.seed, job.activation) for job in plan.jobs()] == [
         (0, "relu"), (0, "iglu:5"), (1, "relu"), (1, "iglu:5"),
@@ -288,7 +288,7 @@ def test_a_killed_or_stopped_comparison_leaves_no_process_and_resumes_to_the_sam
     assert status == (-sign if sign == signal.SIGKILL else cli.INTERRUPTED)
     deadline = time.monotonic() + 60
     while _is_alive(worker):
-        assert time.monotonic() < deadline, "the run of a killed comparison goes on"
+        assert time.monotonic() < deadline, "the run of a killed comparison still runs"
         time.sleep(0.1)
     assert len(Log(Path("compare/runs.jsonl")).rows) < 6
     assert _numbers(_compare("slow")) == undisturbed
@@ -296,8 +296,8 @@ def test_a_killed_or_stopped_comparison_leaves_no_process_and_resumes_to_the_sam
 
 @pytest.mark.slow
 def test_a_comparison_killed_again_and_again_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    whole = _compare("number", seeds=6)
-    Path("compare").rename("whole")
+    complete = _compare("number", seeds=6)
+    Path("compare").rename("complete")
     flags = ["--seeds", "6", "--jobs", "2", "--allow-unchanged"]
     code = "import sys; from iglu_lab import cli; sys.exit(cli.compare(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "their_code:number", "--activations", "relu", "gelu", *flags]
@@ -309,15 +309,15 @@ def test_a_comparison_killed_again_and_again_ends_with_the_same_numbers(tmp_path
         process.kill()
         kills += process.wait() == -signal.SIGKILL
     assert kills >= 3
-    assert _numbers(_compare("number", seeds=6)) == _numbers(whole)
+    assert _numbers(_compare("number", seeds=6)) == _numbers(complete)
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_its_run_repeated() -> None:
-    whole = _numbers(_compare("number"))
+    complete = _numbers(_compare("number"))
     path = Path("compare/runs.jsonl")
     path.write_bytes(path.read_bytes()[:-20])
     assert len(Log(path).rows) == 5
-    assert _numbers(_compare("number")) == whole
+    assert _numbers(_compare("number")) == complete
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
@@ -337,7 +337,7 @@ def test_a_function_of_a_notebook_runs_in_forked_processes() -> None:
     assert result.verdicts["leaky_relu"] is not None
 
 
-def test_a_program_without_a_guard_can_compare_a_function_of_its_own() -> None:
+def test_a_program_without_a_main_guard_can_compare_a_function_of_its_own() -> None:
     Path("program.py").write_text(
         "from iglu_lab import compare\n"
         "import their_code\n\n"
@@ -423,7 +423,7 @@ def test_a_run_has_to_use_its_activation(
     sys.modules.pop("their_models")
 
 
-# -- bad input ---------------------------------------------------------------------------------------
+# -- invalid input ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,9 @@ def test_a_run_has_to_use_its_activation(
         (["--show", "--out", "nowhere"], "no comparison"),
     ],
 )
-def test_bad_flags_are_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_give_one_line_of_error(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.compare(flags) == cli.USER_ERROR
     said = capsys.readouterr().err
     assert message in said
@@ -476,7 +478,7 @@ def test_a_run_without_a_metric_stops_the_comparison_with_one_line(
     assert message not in shown
 
 
-def test_a_script_without_a_json_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_without_a_json_line_gives_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.compare([*TWO, "--", sys.executable, "script.py", "silent"]) == cli.USER_ERROR
     said = capsys.readouterr().err
     assert "no JSON line" in said
@@ -485,7 +487,7 @@ def test_a_script_without_a_json_line_is_one_line(capsys: pytest.CaptureFixture[
     assert "cannot be started" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_comparison_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_another_comparison_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     log = Log(_folder("compare") / "runs.jsonl")
     log.begin(_plan(task="their_code:run"))
     log.add(Outcome(Job("run", "relu", 0), "finished", {"acc": 1.0}))
@@ -508,7 +510,7 @@ def test_a_plan_without_runs_is_replaced() -> None:
     assert not result.changes
 
 
-def test_a_metric_that_the_runs_do_not_have_leaves_the_plan_as_it_is(
+def test_a_metric_that_the_runs_do_not_have_leaves_the_plan_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["--", sys.executable, "script.py", "stdout"]
@@ -646,7 +648,7 @@ def test_a_pilot_prints_the_seeds_needed_and_is_not_counted(capsys: pytest.Captu
     assert "A difference of the margin, 1," in capsys.readouterr().out
 
 
-def test_the_seeds_that_a_pilot_asks_for_are_those_of_uncorrelated_pairs() -> None:
+def test_the_seeds_that_a_pilot_recommends_are_those_of_uncorrelated_pairs() -> None:
     """Values with SD 0.7: the doctest of seeds_needed says 10 seeds for a difference of 1."""
     assert "n = 10 seeds" in str(Pilot((0.0, 0.7, 1.4), 1.0, 5))
 

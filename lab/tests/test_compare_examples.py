@@ -34,7 +34,7 @@ def _example(name: str) -> ModuleType:
     return module
 
 
-def test_a_plain_loop_on_digits() -> None:
+def test_the_example_of_a_plain_loop_runs_on_digits() -> None:
     train = _example("compare_digits").train
     result = compare(train, ["relu", "iglu:5"], metric="acc", seeds=3, jobs=2)
     assert not result.missing
@@ -45,7 +45,7 @@ def test_a_plain_loop_on_digits() -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of other packages
-def test_the_trainer_of_transformers_on_a_tiny_gpt2() -> None:
+def test_the_example_of_the_trainer_runs_on_a_tiny_gpt2() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     short = functools.partial(_example("compare_trainer").train, steps=8)
@@ -56,7 +56,7 @@ def test_the_trainer_of_transformers_on_a_tiny_gpt2() -> None:
     assert len({row.metrics["loss"] for row in result.rows.values()}) == 6
 
 
-def test_a_script_through_its_environment() -> None:
+def test_the_example_script_runs_through_its_environment() -> None:
     words = [sys.executable, str(EXAMPLES / "compare_script.py"), "--steps", "20"]
     flags = ["--activations", "relu", "iglu:5", "--metric", "loss", "--seeds", "3", "--jobs", "2"]
     assert cli.compare([*flags, "--", *words]) == 0

@@ -1,4 +1,4 @@
-"""``iglu compare`` on Ray has the numbers of this machine, also after a worker was killed."""
+"""``iglu compare`` on Ray gives the numbers of local runs, also after a worker was killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _numbers(result: CompareResult) -> dict[tuple[str, int], Any]:
 
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same comparison there and here; a function by value, since nodes cannot import this file."""
+    """The same comparison on Ray and locally; a function by value, since nodes cannot import this file."""
     monkeypatch.chdir(tmp_path)
 
     def run(train: Any, **options: Any) -> tuple[CompareResult, CompareResult]:

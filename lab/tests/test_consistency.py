@@ -81,7 +81,7 @@ def foreign(out: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [unfinished, diverged, duplicate, foreign], ids=lambda odd: odd.__name__)
-def test_runs_report_and_demo_say_the_same_of_the_same_folder(
+def test_runs_report_and_demo_show_the_same_numbers_for_the_same_folder(
     odd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
@@ -146,7 +146,7 @@ def test_a_finished_run_without_a_number_counts_as_diverged(tmp_path: Path) -> N
     assert (sample.runs, sample.diverged) == ((), (run,))
 
 
-# -- claims over runs that died --------------------------------------------------------------------
+# -- claims and diverged runs ------------------------------------------------------------------------
 
 CIFAR = ("resnet20-cifar10", "resnet20-cifar100")
 
@@ -155,7 +155,7 @@ def claim(found: tuple[Claim, ...], start: str) -> Claim:
     return next(each for each in found if each.text.startswith(start))
 
 
-def test_no_claim_holds_over_a_diverged_seed_of_its_better_side(tmp_path: Path) -> None:
+def test_no_claim_holds_if_a_seed_of_its_better_side_diverged(tmp_path: Path) -> None:
     for name, seed in itertools.product(CIFAR, range(10)):
         recipe = RECIPES[name].replace(epochs=1, seed=seed)
         full = RECIPES[name].replace(seed=seed)
@@ -179,10 +179,10 @@ def test_no_claim_holds_over_a_diverged_seed_of_its_better_side(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("dead", "verdict"), [("iglu:5", "not enough evidence"), ("iglu:learnable=5", "holds")]
 )
-def test_no_better_does_not_hold_over_a_diverged_seed_of_the_fixed_side(
+def test_the_claim_of_no_better_does_not_hold_if_a_seed_of_the_fixed_side_diverged(
     dead: str, verdict: str, tmp_path: Path
 ) -> None:
-    """Which is the one that is said to be as good."""
+    """The claim says that the fixed side is as good."""
     for name, seed in itertools.product(("iglu:5", "iglu:learnable=5"), range(4)):
         is_dead = name == dead and seed == 3
         recipe = BASE.replace(activation=name, seed=seed)
@@ -194,7 +194,7 @@ def test_no_better_does_not_hold_over_a_diverged_seed_of_the_fixed_side(
 
 
 def _learnable_everywhere(out: Path, gains: dict[str, float], seeds: int = 4) -> None:
-    """Runs of each of the paper's settings that have the pair: 60 with a spread of 1 over seeds."""
+    """Runs of each of the paper's settings that have the pair: 60 with an SD of 1 over seeds."""
     for number, seed in itertools.product((2, 3), range(seeds)):
         for recipe in paper.run_table(number).recipes:
             for name, gain in (("iglu:5", 0.0), ("iglu:learnable=5", gains.get(recipe.name, 0.01 * seed))):
@@ -207,13 +207,13 @@ def _learnable_everywhere(out: Path, gains: dict[str, float], seeds: int = 4) ->
     [
         ({}, "holds"),
         ({"resnet20-cifar100": 0.5}, "does not hold"),  # more than the .33 of the authors
-        ({"vit-cifar10": 0.5}, "holds"),  # less than a run's spread here, of 1
+        ({"vit-cifar10": 0.5}, "holds"),  # less than the SD of a run here, 1
         ({"vit-cifar10": 1.5}, "does not hold"),
         ({"gpt2-wikitext103": 1.5}, "holds"),  # of a perplexity more is worse
         ({"gpt2-wikitext103": -1.5}, "does not hold"),
     ],
 )
-def test_a_learnable_sigma_is_weighed_in_every_setting_of_the_paper_that_has_the_pair(
+def test_a_learnable_sigma_is_compared_in_every_setting_of_the_paper_that_has_the_pair(
     gains: dict[str, float], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "mathematical_claims", list)
@@ -282,12 +282,14 @@ def test_a_planned_grid_decides_at_its_own_scale_and_leaves_the_papers_open(tmp_
     )
     learnable = claim(found, "A learnable sigma").reduced
     assert learnable is not None
-    assert learnable.verdict == "holds"  # better by .1, less than the spread of .5
+    assert learnable.verdict == "holds"  # better by .1, less than the SD of .5
     assert claim(found, "Low sigma wins").reduced is None
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(-1.5, "does not hold"), (0.0, "not enough evidence")])
-def test_a_planned_grid_may_say_no_or_nothing(gain: float, verdict: str, tmp_path: Path) -> None:
+def test_a_planned_grid_may_contradict_its_claim_or_be_inconclusive(
+    gain: float, verdict: str, tmp_path: Path
+) -> None:
     planned(tmp_path, "lt", 100.0, gain)
     (folder,) = tmp_path.glob("*.jsonl")
     if gain == 0:  # the seeds disagree
@@ -298,7 +300,7 @@ def test_a_planned_grid_may_say_no_or_nothing(gain: float, verdict: str, tmp_pat
     assert reduced.verdict == verdict
 
 
-def test_what_these_seeds_leave_open_says_how_many_would_not(tmp_path: Path) -> None:
+def test_inconclusive_evidence_states_how_many_seeds_are_needed(tmp_path: Path) -> None:
     """Four pairs that differ by 1 on average and by 1.63 around it."""
     values = {"relu": (50.0, 51.0, 52.0, 53.0), "iglu:0.5": (49.0, 52.0, 53.0, 56.0)}
     recipe = RECIPES["resnet20-cifar100-lt"]
@@ -312,7 +314,7 @@ def test_what_these_seeds_leave_open_says_how_many_would_not(tmp_path: Path) -> 
     )
 
 
-def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(tmp_path: Path) -> None:
+def test_a_grid_without_runs_states_so_and_its_minimum_detectable_difference(tmp_path: Path) -> None:
     planned(tmp_path, "lt", 100.0, gain=1.5)
     more = '[plan.claims]\n"{text}" = ["iglu:0.5", "relu"]\n'
     for name, text, recipe, norm in (
@@ -329,7 +331,7 @@ def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(t
     for text in (
         "High sigma wins",
         "IGLU's gains grow",
-    ):  # of another network, of other data: no spread is known
+    ):  # of another network, of other data: no SD is known
         elsewhere = claim(found, text).reduced
         assert elsewhere is not None
         assert elsewhere.evidence == "not run: iglu:0.5 - relu."
@@ -346,13 +348,13 @@ def test_a_grid_of_which_nothing_was_run_says_so_and_what_its_seeds_would_show(t
     assert "resnet8 on digits at 20:1, 2 epochs, 0 seeds of 4 planned, not run:" in gains.evidence
 
 
-def test_a_file_next_to_the_grids_that_is_not_one_is_named(tmp_path: Path) -> None:
+def test_a_file_next_to_the_grids_that_is_not_a_grid_is_named(tmp_path: Path) -> None:
     planned(tmp_path, "lt", 100.0, gain=1.5)
     (tmp_path / "other.toml").write_text("[tool]\nx = 1\n")
     (problem,) = gather([tmp_path]).problems
     assert "other.toml" in problem
     assert "tool" in problem
-    (tmp_path / "lt.toml").unlink()  # runs without their grid: what else lies there is nobody's plan
+    (tmp_path / "lt.toml").unlink()  # runs without their grid: another file there belongs to no plan
     assert gather([tmp_path]).problems == []
 
 
@@ -365,7 +367,7 @@ def test_a_grid_that_was_stopped_early_is_judged_on_common_seeds_and_says_so(tmp
     assert reduced.scale.endswith("3 seeds of 4 planned")
 
 
-def test_a_grid_with_a_diverged_seed_holds_nothing_for_that_side(tmp_path: Path) -> None:
+def test_a_claim_of_a_grid_does_not_hold_for_a_side_with_a_diverged_seed(tmp_path: Path) -> None:
     planned(tmp_path, "lt", 100.0, gain=1.5, seeds=3)
     for activation in ("relu", "iglu:5", "iglu:learnable=5"):
         write(tmp_path / "more", BASE.replace(activation=activation, seed=3, ratio=100.0), 69.0)
@@ -376,7 +378,7 @@ def test_a_grid_with_a_diverged_seed_holds_nothing_for_that_side(tmp_path: Path)
     assert "1 of iglu:0.5 diverged" in reduced.evidence
 
 
-def test_growing_gains_take_every_planned_ratio(tmp_path: Path) -> None:
+def test_growing_gains_use_every_planned_ratio(tmp_path: Path) -> None:
     more = '"IGLU\'s gains grow with the imbalance" = ["iglu:0.5", "relu"]'
     planned(tmp_path, "lt", 100.0, gain=2.0)
     planned(tmp_path, "ratio", 10.0, gain=1.0, more=more)
@@ -410,7 +412,7 @@ def test_every_other_difference_of_a_planned_grid_is_adjusted_by_holm(tmp_path: 
         assert rows[label][4].text == "better"
 
 
-# -- files of others -------------------------------------------------------------------------------
+# -- damaged and foreign files ----------------------------------------------------------------------
 
 
 def test_a_report_replaces_what_its_manifest_lists_and_nothing_else(tmp_path: Path) -> None:
@@ -435,7 +437,7 @@ def test_a_report_replaces_what_its_manifest_lists_and_nothing_else(tmp_path: Pa
 ODD_VALUES = (None, True, -1, 10**400, 1e300, "soup", [], {}, [[]], {"a": []})
 
 
-def _spoilt(body: Any) -> Iterator[Any]:
+def _damaged(body: Any) -> Iterator[Any]:
     """The content again and again, with one value of it replaced each time."""
 
     def places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -465,7 +467,7 @@ def _everything(folder: Path) -> None:
     found.planned  # noqa: B018
 
 
-SPOILT = {
+DAMAGED = {
     "recipe.json": BASE.as_dict(),
     "state.json": {"status": "finished", "message": ""},
     "metrics.jsonl": {"epoch": 1, "train_loss": 1.0, "test_acc": 60.0, "seconds": 1.0, "tails": {
@@ -485,9 +487,9 @@ SPOILT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPOILT)
+@pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("shift", [0, 5])
-def test_one_bad_value_in_one_file_stops_nobody(
+def test_one_invalid_value_in_a_file_stops_no_reader(
     name: str, shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every value of every file in turn, each with one of the odd ones."""
@@ -495,20 +497,22 @@ def test_one_bad_value_in_one_file_stops_nobody(
     monkeypatch.setattr(__name__ + ".ODD_VALUES", ODD_VALUES[shift:] + ODD_VALUES[:shift])
     write(tmp_path, BASE.replace(activation="gelu"), 61.0)
     folder = write(tmp_path, BASE, 60.0)
-    for body in _spoilt(SPOILT[name]):
+    for body in _damaged(DAMAGED[name]):
         (folder / name).write_text(json.dumps(body) + "\n")
         _everything(tmp_path)
         runs, _ = read_runs(tmp_path)
         assert "gelu" in {run.recipe.activation for run in runs}
 
 
-def test_recorded_runs_stop_nobody_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_invalid_value_in_an_archive_stops_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "mathematical_claims", list)
     write(tmp_path / "runs", BASE, 60.0)
     runs, _ = read_runs(tmp_path / "runs")
     add_to_archive(runs, tmp_path / "all.jsonl")
     head, line = map(json.loads, (tmp_path / "all.jsonl").read_text().splitlines())
-    for body in _spoilt([head, line]):
+    for body in _damaged([head, line]):
         (tmp_path / "all.jsonl").write_text("".join(json.dumps(each) + "\n" for each in body))
         _everything(tmp_path)
         assert any(isinstance(run, Run) for run in read_runs(tmp_path)[0])

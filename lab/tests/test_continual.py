@@ -125,7 +125,7 @@ def test_the_score_is_the_mean_over_the_last_fifth_and_the_gap_is_to_a_fresh_net
     assert all(0 <= row["dead_units"] <= 1 for row in finished.history)
 
 
-def test_a_fresh_network_does_not_know_the_tasks_before(tmp_path: Path) -> None:
+def test_a_fresh_network_is_trained_on_one_task_only(tmp_path: Path) -> None:
     run = fit(PIXELS, out=tmp_path)
     task, recipe = _task(PIXELS), PIXELS
     accuracies = []
@@ -168,6 +168,6 @@ def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "change", [{"gradient_accumulation": 2}, {"max_grad_norm": 1.0}, {"precision": "bf16-mixed"}]
 )
-def test_what_a_sequence_of_tasks_does_not_support_is_named(change: dict[str, object]) -> None:
+def test_unsupported_options_of_a_sequence_of_tasks_raise_and_are_named(change: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(change))):
         load_workload(dataclasses.replace(LABELS, **change))

@@ -53,7 +53,7 @@ def test_a_blocked_contrast_is_that_of_least_squares_with_dummies_for_activation
 
 
 @pytest.mark.parametrize("model", [paired, blocked])
-def test_what_a_seed_adds_to_every_activation_cancels(model: object) -> None:
+def test_an_effect_of_the_seed_on_every_activation_cancels(model: object) -> None:
     table = np.random.default_rng(2).normal(size=(6, 4))
     shifted = table + np.random.default_rng(3).normal(size=(6, 1)) * 100
     one, other = (model(_values(each), ["iglu:0.5"], ["relu"]) for each in (table, shifted))  # type: ignore[operator]
@@ -69,7 +69,7 @@ def test_what_a_seed_adds_to_every_activation_cancels(model: object) -> None:
         (MeanDifference(0.3, 0.2, 19, 20), "inconclusive", "inconclusive; about"),
     ],
 )
-def test_significance_comes_first_then_whether_the_difference_can_matter(
+def test_significance_is_judged_before_equivalence(
     difference: MeanDifference, category: str, words: str
 ) -> None:
     (found,) = judge({"a - b": difference}, 0.5)
@@ -112,6 +112,6 @@ def test_the_planned_power_of_the_grid_tail_is_what_simulation_gives(deviation: 
     assert equivalent / 1000 == pytest.approx(planned[1], abs=0.06)
 
 
-def test_fewer_than_two_common_seeds_are_refused() -> None:
+def test_fewer_than_two_common_seeds_raise() -> None:
     with pytest.raises(ValueError, match="two seeds"):
         paired({"a": {0: 1.0}, "b": {0: 2.0}}, ["a"], ["b"])

@@ -1,4 +1,4 @@
-"""The claims of ``iglu convert``, run in small."""
+"""``iglu convert`` on small models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpt2(transformers, size):
     )
     model = transformers.GPT2LMHeadModel(config)
     with torch.no_grad():
-        for block in model.transformer.h:  # a bend that matters
+        for block in model.transformer.h:  # so that the activation matters
             block.mlp.c_fc.weight.mul_(40)
             block.mlp.c_proj.weight.mul_(10)
     return model
@@ -56,14 +56,14 @@ def bert(transformers, size):
     return transformers.BertModel(config)
 
 
-def test_a_language_model_is_converted_and_comes_back_from_its_folder(tmp_path, text, capsys):
+def test_a_language_model_is_converted_and_loaded_from_its_folder(tmp_path, text, capsys):
     source = saved(tmp_path / "gpt2", gpt2)
     out = tmp_path / "converted"
     flags = [source, "--to", "iglu:nearest", "--text", str(text), "--out", str(out), "--batches", "4"]
     capsys.readouterr()  # of saving it
     assert cli.convert(flags) == 0
     shown, noise = capsys.readouterr()
-    assert not noise  # no bar of transformers'
+    assert not noise  # no progress bar of transformers
     assert "calibrated on 64 rows of 16 tokens, evaluated on 64 others" in shown
     body = json.loads((out / "convert.json").read_text())
     sigmas = sorted(float(name.partition(":")[2]) for name in body["activations"].values())
@@ -85,7 +85,7 @@ def test_a_language_model_is_converted_and_comes_back_from_its_folder(tmp_path, 
         )
 
 
-def test_an_encoder_is_judged_by_its_embeddings(tmp_path, text, capsys):
+def test_an_encoder_is_evaluated_by_its_embeddings(tmp_path, text, capsys):
     out = tmp_path / "converted"
     source = saved(tmp_path / "bert", bert)
     assert (
@@ -149,7 +149,7 @@ def test_a_call_inside_a_forward_is_converted_like_a_layer(tmp_path, monkeypatch
     assert [each["place"] for each in body["corrected"]] == ["last"]
 
 
-def test_mistakes_end_with_one_line(tmp_path, text, capsys):
+def test_errors_end_with_one_line(tmp_path, text, capsys):
     def said(*flags, out="new"):
         try:
             status = cli.convert([*flags, "--out", str(tmp_path / out)])

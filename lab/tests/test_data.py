@@ -25,7 +25,7 @@ PAPER = Augmentation(None, 4, True, Jitter(0.2, 0.2, 0.2, 0.1))
 
 
 def _folder_with(*names: str) -> Path:
-    """Real data is used where it is and never needed."""
+    """The folder with the real data; the test is skipped if any of these is missing."""
     folder = data_folder()
     if not all((folder / name).exists() for name in names):
         pytest.skip(f"needs {', '.join(names)} in the folder named by IGLU_DATA")
@@ -54,7 +54,7 @@ def test_class_sizes_fall_and_never_reach_zero(ratio: float, profile: str) -> No
     assert sizes[-1] == max(int(500 / ratio), 1)
 
 
-def test_a_ratio_below_one_is_refused() -> None:
+def test_a_ratio_below_one_raises() -> None:
     with pytest.raises(ValueError, match=r"ratio must be at least 1.*got 0\.5"):
         class_sizes(500, 10, 0.5)
 
@@ -65,7 +65,7 @@ def _toy_set(count: int = 60, classes: int = 3) -> ImageSet:
     return ImageSet(Images(pixels, labels), Images(pixels, labels), classes, (0.5,) * 3, (0.2,) * 3)
 
 
-def test_a_long_tail_keeps_images_with_their_labels_and_leaves_the_test_set_whole() -> None:
+def test_a_long_tail_keeps_images_with_their_labels_and_the_complete_test_set() -> None:
     data = _toy_set()
     tail = long_tailed(data, ratio=4, seed=1)
     assert tail.counts().tolist() == [20, 10, 5]
@@ -73,7 +73,7 @@ def test_a_long_tail_keeps_images_with_their_labels_and_leaves_the_test_set_whol
     assert torch.equal(tail.test.labels, data.test.labels)
 
 
-def test_the_choice_of_a_long_tail_follows_the_seed() -> None:
+def test_the_images_of_a_long_tail_depend_on_the_seed() -> None:
     first, again, other = (long_tailed(_toy_set(), 4, seed=seed).train.pixels for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -154,7 +154,7 @@ def test_a_crop_is_the_window_of_the_framed_image() -> None:
         assert (framed[:, down : down + 8, right : right + 8] == window).all()
 
 
-def test_all_crops_and_both_directions_are_drawn() -> None:
+def test_all_crops_and_both_orientations_are_drawn() -> None:
     draws = augment.draw(5_000, PAPER, torch.Generator().manual_seed(0))
     assert len(torch.unique(draws.shift, dim=0)) == 81
     assert 2_300 < draws.flip.sum() < 2_700
@@ -169,16 +169,16 @@ def test_without_jitter_the_augmented_image_is_made_of_the_original_pixels() -> 
         torch.testing.assert_close(result, (image.flip(-1) if flipped else image) / 255)
 
 
-def test_a_share_of_a_batch_is_augmented_as_in_the_whole_batch() -> None:
+def test_a_part_of_a_batch_is_augmented_as_in_the_complete_batch() -> None:
     pixels = torch.randint(0, 256, (10, 3, 16, 16), dtype=torch.uint8)
     draws = augment.draw(10, PAPER, torch.Generator().manual_seed(3))
-    whole = augment.apply(pixels, draws, PAPER)
+    complete = augment.apply(pixels, draws, PAPER)
     share = augment.apply(pixels[6:], draws.take(slice(6, None)), PAPER)
-    torch.testing.assert_close(share, whole[6:], rtol=0, atol=1e-6)
+    torch.testing.assert_close(share, complete[6:], rtol=0, atol=1e-6)
 
 
 def test_an_image_that_shrinks_is_smoothed_and_keeps_its_mean() -> None:
-    """Of every four columns the outer two are white; what looked only at its two nearest would see black."""
+    """Of every four columns the outer two are white; a resize by only the two nearest would give black."""
     pixels = torch.tensor([255, 0, 0, 255], dtype=torch.uint8).repeat(1, 3, 32, 8)
     assert augment.resize(pixels, 8).mean().item() == pytest.approx(0.5, abs=0.02)
 
@@ -188,7 +188,7 @@ def test_resize_comes_before_the_crop() -> None:
     draws = augment.draw(4, augmentation, torch.Generator())
     found = augment.apply(torch.full((4, 3, 8, 8), 255, dtype=torch.uint8), draws, augmentation)
     assert found.shape == (4, 3, 24, 24)
-    # Black comes in from the frame alone, so at most two whole rows and columns of it.
+    # Black comes in from the frame alone, so at most two full rows and columns of it.
     assert (found[:, 0].sum((1, 2)) >= 22 * 22).all()
 
 
@@ -256,20 +256,20 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_named_and_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"dta does not exist"):
         cifar.load("cifar10", tmp_path / "dta")
     assert not (tmp_path / "dta").exists()
 
 
-def test_an_archive_is_fetched_unpacked_and_read(toy_archive: cifar.Archive, tmp_path: Path) -> None:
+def test_an_archive_is_downloaded_unpacked_and_read(toy_archive: cifar.Archive, tmp_path: Path) -> None:
     data = cifar.load("toy", tmp_path / "data")
     assert data.counts().tolist() == [2] * 10
     original = pickle.loads((tmp_path / "site" / "toy-batches-py" / "test_batch").read_bytes())
     assert data.test.pixels.flatten(1).tolist() == original[b"data"].tolist()
 
 
-def test_an_archive_with_another_checksum_is_refused(
+def test_an_archive_with_another_checksum_raises(
     toy_archive: cifar.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(cifar.ARCHIVES, "toy", toy_archive._replace(sha256="0" * 64))
@@ -300,7 +300,7 @@ def test_cifar_is_complete_and_balanced(name: str, classes: int) -> None:
     torch.testing.assert_close(mean, torch.tensor(data.mean), rtol=0, atol=3e-4)
 
 
-def test_the_folder_is_the_named_one_then_the_variable(
+def test_the_data_folder_is_the_argument_or_else_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IGLU_DATA", str(tmp_path))
@@ -320,7 +320,7 @@ def test_digits_have_a_balanced_test_set_that_shares_no_image_with_training() ->
     assert unit.mean().item() == pytest.approx(data.mean[0])
 
 
-def test_no_paragraph_of_the_python_reference_comes_twice() -> None:
+def test_no_paragraph_of_the_python_reference_occurs_twice() -> None:
     paragraphs = embedded.python_reference().split("\n\n")
     assert len(paragraphs) == len(set(paragraphs)) > 1000
 
@@ -378,7 +378,7 @@ def test_wikitext_is_the_same_text_wherever_it_comes_from(source: str, tmp_path:
     assert [bytes(part.tolist()).decode() for part in data[:3]] == ["".join(_ON_THE_HUB)] * 3
 
 
-def test_of_another_text_blank_lines_stay(tmp_path: Path) -> None:
+def test_blank_lines_of_other_texts_are_kept(tmp_path: Path) -> None:
     (tmp_path / "verses").mkdir()
     for split in text.SPLITS:
         (tmp_path / "verses" / f"{split}.txt").write_text("one\n\n two\n \n")
@@ -395,7 +395,7 @@ def test_the_test_text_of_wikitext_has_the_292943_tokens_of_the_hub(tmp_path: Pa
     assert len(text.load("wikitext-2", tmp_path, "gpt2", tmp_path / "cache").test) == 292_943
 
 
-def test_a_plain_file_is_cut_into_disjoint_splits_that_make_up_the_whole(tmp_path: Path) -> None:
+def test_a_plain_file_is_cut_into_disjoint_splits_that_make_up_the_file(tmp_path: Path) -> None:
     content = "".join(f"line {number}: naïve\n" for number in range(400))
     (tmp_path / "book.txt").write_text(content, encoding="utf-8")
     data = text.load("book.txt", tmp_path, "bytes", tmp_path / "cache")
@@ -417,10 +417,10 @@ def test_text_is_tokenized_once_and_again_when_it_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["cut short", "zeroed", "one bit", "swapped", "empty"])
-def test_a_damaged_cache_of_tokens_is_recognized_and_made_anew(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_cache_of_tokens_is_detected_and_rebuilt(damage: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     _write_splits(tmp_path / "set", "{}.txt")
-    whole = text.load("set", tmp_path, "bytes", cache).train.tolist()
+    complete = text.load("set", tmp_path, "bytes", cache).train.tolist()
     train, other = sorted(cache.iterdir(), key=lambda path: -path.stat().st_size)[:2]
     content = bytearray(train.read_bytes())
     content[101] ^= damage == "one bit"
@@ -430,7 +430,7 @@ def test_a_damaged_cache_of_tokens_is_recognized_and_made_anew(damage: str, tmp_
     train.write_bytes(damaged)
     with pytest.warns(UserWarning, match=rf"{train.name} is damaged"):
         again = text.load("set", tmp_path, "bytes", cache)
-    assert again.train.tolist() == whole
+    assert again.train.tolist() == complete
     text.load("set", tmp_path, "bytes", cache)  # warnings are errors
     assert len(list(cache.iterdir())) == 3
 
@@ -442,7 +442,7 @@ def test_blocks_are_consecutive_tokens_without_the_rest() -> None:
         data.blocks("valid", 4)
 
 
-def test_an_unknown_text_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_unknown_text_raises_with_the_files_that_were_tried(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"No text 'novel' in .*train\.txt.*IGLU_DATA"):
         text.load("novel", tmp_path, "bytes", tmp_path)
     with pytest.raises(
@@ -467,8 +467,8 @@ def test_gpt2_tokens_are_those_of_gpt2(tmp_path: Path) -> None:
 def test_tiny_shakespeare_has_its_338025_tokens() -> None:
     folder = _folder_with("gpt2-bpe", "tinyshakespeare")
     tokenizer = text.load_tokenizer("gpt2", folder)
-    whole = (folder / "tinyshakespeare" / "input.txt").read_text()
-    assert sum(map(len, tokenizer.encode([whole]))) == 338_025
+    complete = (folder / "tinyshakespeare" / "input.txt").read_text()
+    assert sum(map(len, tokenizer.encode([complete]))) == 338_025
 
 
 def _merged(word: bytes, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
@@ -483,7 +483,7 @@ def _merged(word: bytes, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
     return parts
 
 
-def test_the_first_merges_of_gpt2_are_a_code_of_their_own() -> None:
+def test_a_smaller_gpt2_vocabulary_uses_the_first_merges_alone() -> None:
     folder = _folder_with("gpt2-bpe")
     tokenizer = text.load_tokenizer("gpt2:4096", folder)
     assert tokenizer.vocabulary == len(tokenizer.lengths) == 4096
@@ -505,6 +505,6 @@ def test_a_token_is_as_long_as_its_bytes() -> None:
         assert int(lengths.sum()) == len(words.encode())
 
 
-def test_more_tokens_than_gpt2_has_are_refused() -> None:
+def test_more_tokens_than_gpt2_has_raise() -> None:
     with pytest.raises(ValueError, match="more than the 50256 tokens"):
         text.load_tokenizer("gpt2:60000", _folder_with("gpt2-bpe"))

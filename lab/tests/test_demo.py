@@ -13,12 +13,12 @@ from iglu_lab.commands import demo
 from iglu_lab.runs.archive import read_runs
 
 # Where the direct formula has its first gradient of the wrong sign: the errata of the paper, with a margin
-# for how densely one looks.
+# for the spacing of the points.
 KNOWN = {torch.float32: (210, 290), torch.float16: (9, 12), torch.bfloat16: (4, 6)}
 
 
 @pytest.mark.parametrize("dtype", KNOWN, ids=str)
-def test_the_tour_shows_where_the_direct_formula_fails_and_the_library_does_not(dtype: torch.dtype) -> None:
+def test_the_demo_shows_where_the_direct_formula_fails_and_the_library_does_not(dtype: torch.dtype) -> None:
     row = demo.measure_accuracy("none", dtype)
     low, high = KNOWN[dtype]
     assert low < row["direct_wrong_sign_from"] < high
@@ -28,14 +28,14 @@ def test_the_tour_shows_where_the_direct_formula_fails_and_the_library_does_not(
     assert row["direct_gradient_error"] > 1
 
 
-def test_speeds_are_multiples_of_relus() -> None:
+def test_speeds_are_relative_to_relu() -> None:
     rows = demo.measure_speed(elements=1_000, rounds=2)
     assert rows[0]["label"] == "ReLU"
     assert rows[0]["forward"]["median"] == rows[0]["backward"]["median"] == 1
     assert {"IGLU", "IGLU-Approx", "GELU", "SiLU"} <= {row["label"] for row in rows}
 
 
-def test_the_tour_ends_with_tables_and_the_path_of_what_it_wrote(
+def test_the_demo_ends_with_tables_and_the_path_of_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
@@ -68,6 +68,6 @@ def test_the_tour_ends_with_tables_and_the_path_of_what_it_wrote(
     )
 
 
-def test_no_seeds_are_no_tour(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_needs_at_least_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.demo(["--seeds", "0"]) == 2
     assert "--seeds must be at least 1, got 0" in capsys.readouterr().err

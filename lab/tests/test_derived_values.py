@@ -221,7 +221,7 @@ def test_wall_time_is_an_equal_share_but_at_least_the_longest_run() -> None:
     assert wall_seconds([], 2) == 0.0
 
 
-def test_numbers_without_a_value_are_shown_as_such() -> None:
+def test_missing_and_undefined_numbers_are_shown_as_text() -> None:
     assert [numbered(value).text for value in (None, math.nan, -0.005, 1234.567)] == [
         "",
         "none",
@@ -230,7 +230,7 @@ def test_numbers_without_a_value_are_shown_as_such() -> None:
     ]
 
 
-def test_what_rounds_to_zero_has_no_minus_sign() -> None:
+def test_numbers_that_round_to_zero_have_no_minus_sign() -> None:
     texts = [numbered(value, 2, "+").text for value in (-0.004, -0.0, 0.004, -0.006)]
     assert texts == ["+0.00", "+0.00", "+0.00", "-0.01"]
     assert Estimate(-1e-17, -1.0, 1.0, 4).text(2, "+") == "+0.00 ± 1.00"

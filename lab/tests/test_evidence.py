@@ -1,4 +1,4 @@
-"""The evidence in the tree: every row is of its grid and finished, and the pages tell what the rows say."""
+"""The recorded evidence: every row belongs to its grid and is finished, and the pages show its results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pages_show_the_results_of_the_rows(found: Gathered) -> None:
         assert evidence.with_blocks(text, found) == text, f"{name}: run python tools/evidence.py"
 
 
-def test_the_rules_say_of_themselves_what_the_rows_say(found: Gathered) -> None:
+def test_the_text_of_each_rule_has_the_counts_of_the_recorded_runs(found: Gathered) -> None:
     every = [each for network in networks(found.first_round) for each in network.rules]
     for rule in {each.rule for each in every}:
         gains = [each.gain for each in every if each.rule == rule]
@@ -72,7 +72,7 @@ def detectable(error: float, freedom: int, level: float) -> float:
     return error * brentq(lambda shift: noncentral.sf(bound, freedom, shift) - 0.8, 0.0, 30.0)
 
 
-def test_the_plan_says_what_its_seeds_can_show() -> None:
+def test_the_plan_states_the_minimum_detectable_differences_of_its_seeds() -> None:
     """Ten seeds at an SD of .7, if pairing gains nothing; three and five blocks of four at .68."""
     text = " ".join((EVIDENCE / "README.md").read_text(encoding="utf-8").split())
     one, nine = (detectable(0.7 * math.sqrt(2 / 10), 9, 0.05 / comparisons) for comparisons in (1, 9))
@@ -89,7 +89,7 @@ def test_the_plan_says_what_its_seeds_can_show() -> None:
     ) in text
 
 
-def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None:
+def test_only_text_between_the_markers_is_replaced(found: Gathered) -> None:
     import evidence
 
     text = "before\n<!-- evidence: sigma-rules -->\nold\n<!-- /evidence -->\nafter\n"
@@ -100,7 +100,7 @@ def test_only_what_stands_between_the_marks_is_replaced(found: Gathered) -> None
     assert evidence.with_blocks(new, found) == new
 
 
-def test_a_sealed_grid_is_counted_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_a_sealed_grid_is_only_counted(tmp_path: pathlib.Path) -> None:
     """Four seeds of a grid whose plan allows a look after five: no sample, no table, only their number."""
     lines = (EVIDENCE / "sigma-resnet.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     rows = "".join(line for line in lines if '"seed": 4,' not in line)
@@ -140,7 +140,9 @@ def test_differences_without_significance_are_equivalent_or_inconclusive(found: 
 @pytest.mark.parametrize(
     ("activation", "better", "worse", "tasks"), [("iglu:5", 1, 1, 10), ("iglu:0.5", 0, 5, 11)]
 )
-def test_counts_per_sigma(found: Gathered, activation: str, better: int, worse: int, tasks: int) -> None:
+def test_counts_per_sigma_are_those_counted_independently(
+    found: Gathered, activation: str, better: int, worse: int, tasks: int
+) -> None:
     counts = categories(all_tasks(found), activation, "relu")
     assert (counts["better"], counts["worse"], counts.total()) == (better, worse, tasks)
     (line,) = [line for line in headlines(all_tasks(found)) if f"sigma = {activation[5:]})" in line]
@@ -154,7 +156,7 @@ def test_a_small_sigma_has_the_lower_loss_and_the_lower_accuracy_at_100_and_200_
     assert {task for task, name in opposite if name == "IGLU (sigma = 0.5)"} == expected
 
 
-def test_the_limits_have_the_numbers_of_the_rows(found: Gathered) -> None:
+def test_the_stated_limitations_have_the_numbers_of_the_rows(found: Gathered) -> None:
     text = " ".join(limits(found))
     for fact in ("62% on the training set", "52% on the test set", "5 of the tasks", "4.87 and 5.64"):
         assert fact in text

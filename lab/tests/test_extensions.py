@@ -103,7 +103,7 @@ def test_an_installed_package_registers_through_an_entry_point(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_describes_the_flag(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_describes_the_flag_import(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, *(["digits"] if command == "train" else []), "--help"])
     assert ended.value.code == 0
@@ -111,7 +111,9 @@ def test_every_command_describes_the_flag(command: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", ["nothere", "json.nothere", ".json", ""])
-def test_a_module_that_does_not_exist_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_does_not_exist_gives_one_line_of_error(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["runs", ".", "--import", name]) == 2
     said = capsys.readouterr().err
     assert repr(name) in said
@@ -125,7 +127,7 @@ def test_an_import_that_fails_inside_the_module_keeps_its_traceback(tmp_path: Pa
     assert "broken_module" not in sys.modules
 
 
-def test_a_name_of_ours_cannot_be_replaced_but_your_own_can() -> None:
+def test_built_in_names_cannot_be_replaced_but_registered_ones_can() -> None:
     with pytest.raises(ValueError, match="'digits' is built in"):
         register_recipe(get_recipe("digits"))
     with pytest.raises(ValueError, match="'cifar10' is built in"):

@@ -22,7 +22,7 @@ TINY = GPT2Config(vocabulary=61, context=16, width=24, heads=3, layers=2)
 
 
 class Marker(nn.ReLU):
-    """An activation that is told from every other module."""
+    """An activation that no other module can be mistaken for."""
 
 
 def count(model: nn.Module) -> int:
@@ -91,7 +91,7 @@ def test_stages_halve_the_image_twice_and_double_the_channels() -> None:
     ({"depth": 21}, r"depth must be 6n \+ 2 .*got 21"),
     ({"depth": 20, "shortcut": "C"}, "shortcut must be one of 'A', 'B', got 'C'"),
 ])  # fmt: skip
-def test_impossible_resnets_are_refused_with_what_is_allowed(
+def test_invalid_arguments_of_resnet_raise_with_what_is_allowed(
     arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -137,7 +137,7 @@ class Explosive:
         return (os.mkdir, (self.path,))  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_with_code_in_it_is_refused_unexecuted(tmp_path: Path) -> None:
+def test_a_checkpoint_with_code_in_it_raises_without_running_it(tmp_path: Path) -> None:
     bomb = Explosive()
     bomb.path = str(tmp_path / "exploded")  # type: ignore[attr-defined]
     torch.save({"state_dict": bomb}, tmp_path / "bomb.th")
@@ -158,7 +158,7 @@ def trained() -> Path:
 
 @pytest.fixture(scope="module")
 def images() -> tuple[Tensor, Tensor]:
-    """The 10,000 test images as the trained network wants them, and their labels."""
+    """The 10,000 test images, normalized for the trained network, and their labels."""
     content = data("cifar-10-batches-py/test_batch").read_bytes()
     assert hashlib.sha256(content).hexdigest() == TEST_BATCH_SHA256
     batch = pickle.loads(content, encoding="bytes")
@@ -173,7 +173,7 @@ def data(name: str) -> Path:
         pytest.skip("IGLU_DATA does not name a folder with data")
     path = Path(root) / name
     if not path.is_file():
-        pytest.skip(f"$IGLU_DATA/{name} is not there")
+        pytest.skip(f"$IGLU_DATA/{name} does not exist")
     return path
 
 
@@ -271,7 +271,7 @@ def test_gpt2_agrees_with_transformers_given_the_same_weights() -> None:
     )
 
 
-def test_gpt2_looks_at_no_later_token() -> None:
+def test_the_outputs_of_gpt2_do_not_depend_on_later_tokens() -> None:
     model = GPT2(TINY).eval()
     tokens = torch.randint(TINY.vocabulary, (1, TINY.context))
     changed = tokens.clone()
@@ -281,7 +281,7 @@ def test_gpt2_looks_at_no_later_token() -> None:
     assert not torch.allclose(before[0, 9:], after[0, 9:])
 
 
-def test_gpt2_drops_out_in_training_only() -> None:
+def test_gpt2_applies_dropout_in_training_only() -> None:
     model = GPT2(TINY)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     assert not torch.equal(model(tokens), model(tokens))
@@ -294,11 +294,11 @@ def test_gpt2_without_norm_lacks_the_norms_and_nothing_else() -> None:
     assert count(with_norm) - count(without) == (2 * TINY.layers + 1) * 2 * TINY.width
 
 
-def test_a_sequence_longer_than_the_context_is_refused() -> None:
+def test_a_sequence_longer_than_the_context_raises() -> None:
     with pytest.raises(ValueError, match=r"at most 16 .*, got 17"):
         GPT2(TINY)(torch.zeros(1, 17, dtype=torch.long))
 
 
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+def test_heads_that_do_not_divide_the_width_raise() -> None:
     with pytest.raises(ValueError, match="width must be a multiple of heads, got width 24 and 5 heads"):
         GPT2Config(width=24, heads=5)

@@ -114,7 +114,7 @@ def test_numbers_that_json_lacks_become_gaps() -> None:
     assert found is not None
 
     def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     curve = json.loads(found[1], parse_constant=refuse)["curves"][1]
     assert curve["mean"] == [70, None, 94]
@@ -140,7 +140,7 @@ def test_a_forest_has_better_to_the_right_and_zero_where_the_tick_is() -> None:
 
 
 @pytest.mark.parametrize(("published", "place", "sign"), [(-50.0, 0.0, "◁"), (50.0, 100.0, "▷")])
-def test_what_the_paper_has_far_outside_stands_at_the_edge_and_moves_nothing(
+def test_a_published_number_far_outside_is_shown_at_the_edge_and_does_not_change_the_scale(
     published: float, place: float, sign: str
 ) -> None:
     outside = Difference(GAIN.activation, "relu", "test_acc", GAIN.found, GAIN.p_value, published)
@@ -162,7 +162,7 @@ def test_every_difference_is_in_one_of_four_categories_with_its_margin() -> None
         assert words in text
 
 
-def test_tables_without_a_number_of_ours_are_folded_and_unmeasured_columns_are_left_out() -> None:
+def test_tables_without_measured_numbers_are_folded_and_unmeasured_columns_are_left_out() -> None:
     headers = (("", "name"), ("CPU", "paper"), ("CPU", "ours"), ("GPU", "paper"), ("GPU", "ours"))
     row = (Cell("relu"), Cell("1", 1.0), Cell("2", 2.0), Cell("3", 3.0), Cell("not run"))
     empty = (Cell("gelu"), Cell("1", 1.0), Cell("not run"), Cell("3", 3.0), Cell("not run"))
@@ -176,7 +176,7 @@ def test_tables_without_a_number_of_ours_are_folded_and_unmeasured_columns_are_l
     assert "not run here: None<" in re.sub(r"\s+<", "<", folded.partition("</summary>")[0] + "<")
 
 
-def test_a_table_of_sentences_wraps_and_one_of_figures_does_not() -> None:
+def test_a_table_of_sentences_wraps_and_one_of_numbers_does_not() -> None:
     headers = (("", "place"), ("", "right"))
     figures = Table("a", "Figures", headers, ((Cell("relu"), Cell("100.00 ± 10.00 (5 seeds)", 100.0)),))
     sentences = Table("b", "Errata", headers, ((Cell("Figure 1"), Cell("GELU_a has the cube of a x in it")),))
@@ -190,7 +190,7 @@ def test_an_empty_report_says_which_commands_fill_it() -> None:
         assert f"<code>{command}" in text
 
 
-def test_the_page_is_a_third_of_what_it_holds_and_the_policy_knows_the_script_inside() -> None:
+def test_the_page_is_compressed_and_its_policy_allows_the_script_inside() -> None:
     text = render(small_report())
     found = re.search(r'id="plotly">(.*?)</script>', text, re.DOTALL)
     assert found is not None
@@ -207,14 +207,14 @@ def test_a_claim_shows_both_verdicts_and_the_scale_of_the_reduced_one() -> None:
     assert "resnet8, 10 seeds: 1.3 times" in html.unescape(text)
 
 
-def test_the_page_names_no_other_place_to_load_from() -> None:
+def test_the_page_loads_nothing_from_elsewhere() -> None:
     text = render(small_report())
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", own)
     assert "default-src 'none'" in html.unescape(own)
 
 
-def test_the_explorer_has_every_activation_and_straight_lines_have_no_curvature() -> None:
+def test_the_explorer_has_every_activation_and_piecewise_linear_ones_have_no_curvature() -> None:
     found = {each["name"]: each for each in explorer_data()["activations"]}
     assert found.keys() == zoo.ZOO.keys()
     assert {name for name, each in found.items() if each["is_shown"]} == {
@@ -244,7 +244,7 @@ def test_a_registered_activation_with_a_sigma_is_drawn_at_its_default() -> None:
 
 
 class Page:
-    """The page of a report, as its reader uses it."""
+    """The page of a report in the browser."""
 
     def __init__(self, browser: Any, path: Path, address: str = "") -> None:
         self.browser = browser
@@ -257,7 +257,7 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def settle(self) -> None:
-        """Until what was asked for is drawn: charts are drawn in the next frame."""
+        """Wait until everything is drawn: charts are drawn in the next frame."""
         self.browser.execute_async_script(
             "const done = arguments[0]; "
             "plotly.then(() => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
@@ -297,7 +297,7 @@ def page(browser: Any, tmp_path: Path) -> Page:
     return Page(browser, write_page(small_report(), tmp_path))
 
 
-def test_the_slider_moves_the_curves_that_have_a_sigma_and_no_other(page: Page) -> None:
+def test_the_slider_changes_only_the_curves_that_have_a_sigma(page: Page) -> None:
     before = page.traces("#explorer-chart")
     page.type_into("#sigma", *["\ue014"] * 10)  # arrow right
     after = page.traces("#explorer-chart")
@@ -313,7 +313,7 @@ def test_the_slider_moves_the_curves_that_have_a_sigma_and_no_other(page: Page) 
     assert page.problems() == []
 
 
-def test_the_address_has_what_is_seen_and_shows_it_again(browser: Any, tmp_path: Path) -> None:
+def test_the_address_stores_and_restores_what_is_shown(browser: Any, tmp_path: Path) -> None:
     path = write_page(small_report(), tmp_path)
     page = Page(browser, path, "#sigma=2.5&view=slope&show=iglu,mish")
     assert set(page.traces("#explorer-chart")) == {"IGLU", "Mish"}
@@ -328,7 +328,7 @@ def test_the_address_has_what_is_seen_and_shows_it_again(browser: Any, tmp_path:
 
 
 def test_smooth_curves_are_drawn_through_every_point(page: Page) -> None:
-    """Plotly leaves out what it takes for straight, and makes corners of it."""
+    """By default Plotly drops points on nearly straight parts, which makes corners."""
     drawn = page.run("""
         const chart = document.querySelector("#explorer-chart");
         const place = chart.data.findIndex(({ name }) => name === "GELU");
@@ -339,7 +339,7 @@ def test_smooth_curves_are_drawn_through_every_point(page: Page) -> None:
     assert segments >= points > 70
 
 
-def test_the_numbers_behind_each_figure_are_a_file(page: Page) -> None:
+def test_the_numbers_of_each_figure_can_be_saved_as_csv(page: Page) -> None:
     def rows(script: str) -> list[list[str]]:
         return list(csv.reader(io.StringIO(page.run(f"return csvText({script})"))))
 
@@ -366,7 +366,7 @@ def test_the_numbers_behind_each_figure_are_a_file(page: Page) -> None:
     assert page.problems() == []
 
 
-def test_a_figure_fills_the_screen_and_escape_brings_it_back(page: Page) -> None:
+def test_a_figure_can_fill_the_screen_and_escape_restores_the_page(page: Page) -> None:
     chart = "document.querySelector('#curves-chart')"
     before = page.run(f"return {chart}.clientHeight")
     page.press("[aria-label='Enlarge: curves']")
@@ -377,7 +377,7 @@ def test_a_figure_fills_the_screen_and_escape_brings_it_back(page: Page) -> None
     assert page.run("return document.activeElement.ariaLabel") == "Enlarge: curves"
 
 
-def test_epochs_are_whole_and_no_band_passes_what_can_be(page: Page) -> None:
+def test_the_ticks_of_epochs_are_integers(page: Page) -> None:
     for chart in ("#curves-chart", "#sigmas-chart"):
         ticks = page.run(
             f"return [...document.querySelectorAll('{chart} .xtick text')].map((e) => e.textContent)"
@@ -395,7 +395,7 @@ def test_a_hill_plot_has_the_range_of_a_gaussian(page: Page) -> None:
     assert bands[1] == pytest.approx(expected, abs=1e-5)
 
 
-def test_every_control_says_what_it_is_to_a_screen_reader(page: Page) -> None:
+def test_every_control_has_a_name_for_screen_readers(page: Page) -> None:
     page.browser.execute_cdp_cmd("Accessibility.enable", {})
     nodes = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     controls = ("button", "slider", "spinbutton", "checkbox", "radio", "combobox", "link")
@@ -413,8 +413,8 @@ def test_every_control_says_what_it_is_to_a_screen_reader(page: Page) -> None:
     assert unnamed == 0
 
 
-def picture(page: Page, width: int, theme: str) -> Any:
-    """The whole page as it is seen, in numbers from 0 to 255."""
+def screenshot(page: Page, width: int, theme: str) -> Any:
+    """The complete page as RGB values from 0 to 255."""
     image = pytest.importorskip("PIL.Image")
     numpy = pytest.importorskip("numpy")
     size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -434,10 +434,10 @@ def picture(page: Page, width: int, theme: str) -> Any:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")])
-def test_as_a_picture_the_dark_page_has_no_white_card_and_the_light_one_no_black(
+def test_a_screenshot_of_the_dark_page_has_no_white_areas_and_of_the_light_one_no_black_areas(
     page: Page, width: int, theme: str
 ) -> None:
-    seen = picture(page, width, theme).astype(int)
+    seen = screenshot(page, width, theme).astype(int)
     light = (seen.min(axis=2) > 230).mean()
     dark = (seen.max(axis=2) < 70).mean()
     assert (dark if theme == "dark" else light) > 0.75
@@ -448,7 +448,7 @@ def test_as_a_picture_the_dark_page_has_no_white_card_and_the_light_one_no_black
     assert page.problems() == []
 
 
-def test_on_a_phone_the_text_of_figures_can_be_read(page: Page) -> None:
+def test_on_a_phone_the_text_of_figures_is_large_enough(page: Page) -> None:
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.browser.refresh()
@@ -486,7 +486,7 @@ def test_formulas_of_the_page_are_those_of_the_library_far_into_the_tails(page: 
                 )  # fmt: skip
 
 
-def test_a_table_sorts_by_click_and_by_key_with_what_has_no_number_last(page: Page) -> None:
+def test_a_table_sorts_by_click_and_by_key_with_missing_numbers_last(page: Page) -> None:
     header = "#table1 th[data-column='2']"
     assert page.column(0) == ["relu", "iglu", "gelu"]
     page.press(f"{header} button")
@@ -500,7 +500,7 @@ def test_a_table_sorts_by_click_and_by_key_with_what_has_no_number_last(page: Pa
     assert page.all(header)[0].get_attribute("aria-sort") is None
 
 
-def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_path: Path) -> None:
+def test_names_and_texts_are_shown_literally_and_never_executed(browser: Any, tmp_path: Path) -> None:
     layer = {"layer": NASTY, "alpha": 7.5, "gaussian": 12.0, "verdict": NASTY, "note": NASTY, "not_finite": 1}
     nasty_panel = dataclasses.replace(PANEL, title=NASTY, labels=(NASTY, NASTY))
     report = Report(
@@ -531,7 +531,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(browser: Any, tmp_p
             selector
         )
     ticks = page.run("return document.querySelector('.probe .xtick text').textContent")
-    assert """<b>'"&amp;</b>""" in ticks  # of which Plotly would make bold type
+    assert """<b>'"&amp;</b>""" in ticks  # which Plotly would show in bold
     assert page.problems() == []
 
 
@@ -593,7 +593,7 @@ def test_curves_are_chosen_by_metric_and_activation(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_reaches_beyond_the_screen_of_a_phone(page: Page) -> None:
+def test_nothing_is_wider_than_the_screen_of_a_phone(page: Page) -> None:
     for width in (390, 1280):
         size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
         page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -606,7 +606,7 @@ def test_nothing_reaches_beyond_the_screen_of_a_phone(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_the_keyboard_reaches_every_control_and_the_focus_is_seen(page: Page) -> None:
+def test_the_keyboard_reaches_every_control_and_the_focus_is_visible(page: Page) -> None:
     reached = set()
     for _ in range(110):
         page.browser.switch_to.active_element.send_keys("\ue004")  # tab

@@ -34,7 +34,7 @@ def test_every_table_has_all_its_rows_and_columns(number, rows, columns):
     assert all(str(zoo.parse(name)) == name for name in table.rows)
 
 
-def test_every_erratum_of_a_number_reaches_its_cell():
+def test_every_erratum_of_a_number_is_in_its_cell():
     cells = [
         value
         for number in paper.RUN_TABLES
@@ -53,7 +53,7 @@ def test_perplexity_is_the_exponential_of_the_loss_once_corrected():
         assert perplexity[name].right == pytest.approx(math.exp(loss[name].right), rel=4e-3)
 
 
-def test_what_is_printed_under_500_stands_at_200_where_it_was_run():
+def test_numbers_printed_under_500_are_listed_at_200_where_they_were_run():
     table = paper.run_table(4)
     ratios = [recipe.ratio for recipe in table.recipes]
     assert ratios == [10, 20, 50, 100, 200, 500]
@@ -71,6 +71,6 @@ def test_table_5_has_each_network_with_and_without_normalization():
     assert [row.recipe.dataset for row in rows] == ["cifar100", "wikitext-103", "cifar100"] * 2
 
 
-def test_a_table_that_has_no_runs_is_refused():
+def test_a_table_without_runs_raises():
     with pytest.raises(ValueError, match=r"Tables of runs are \(2, 3, 4\), got 1"):
         paper.run_table(1)

@@ -1,4 +1,4 @@
-"""The claims of ``iglu probe``, run in small."""
+"""``iglu probe`` on small models."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def make_batches():
 OWN = (f"{__name__}:make_model", "--data", f"{__name__}:make_batches")
 
 
-def test_a_model_of_ones_own_gives_table_suggestion_json_and_pictures(tmp_path, capsys):
+def test_a_model_of_the_user_gives_a_table_a_suggestion_json_and_figures(tmp_path, capsys):
     here = __name__
     flags = [f"{here}:make_model", "--data", f"{here}:make_batches", "--batches", "3", "--out", str(tmp_path)]
     assert cli.probe(flags) == 0
     shown = capsys.readouterr().out
     assert "evidence is weak" in shown.replace("\n", " ")
-    # one definition of the mean excess: the suggestion and the table below it show the same
+    # the suggestion and the table below it use the same definition of the mean excess
     (sentence,) = re.findall(r"mean excess is ([\d.]+)", shown)
     (table,) = re.findall(r"make_model .* ([\d.]+) \[", shown)
     assert sentence == table
@@ -78,7 +78,7 @@ def test_a_saved_transformer_is_probed_on_random_tokens_and_says_so(tmp_path, ca
     assert [row["n"] for row in body["layers"]] == [2 * 16 * 16 * 64]
 
 
-def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp_path, capsys):
+def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_during_training(tmp_path, capsys):
     pytest.importorskip("lightning_fabric")
     from iglu_lab.runs.archive import read_runs
 
@@ -101,7 +101,9 @@ def test_a_run_is_probed_from_its_folder_and_its_tails_are_logged_on_the_way(tmp
 
 @pytest.mark.parametrize(("name", "rows"), [("digits", 128), ("gpt2-python", 16)])
 @pytest.mark.parametrize("batch", [8, 200])
-def test_the_probe_takes_the_papers_batch_whatever_the_run_had(name, rows, batch, tmp_path, monkeypatch):
+def test_the_probe_uses_the_batch_size_of_the_paper_whatever_the_run_used(
+    name, rows, batch, tmp_path, monkeypatch
+):
     pytest.importorskip("lightning_fabric")
     from iglu.tails import gaussian_index
     from iglu_lab.recipes import RECIPES
@@ -135,7 +137,7 @@ def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, cap
     assert cli.probe([str(tmp_path / "runs"), *flags]) == 0
     shown = capsys.readouterr()
     assert f"skipped: {diverged.folder.name} has no complete checkpoint (the run is diverged)" in shown.err
-    assert "layer3.0.act2" not in shown.out  # of several runs a line each; the layers are in the file
+    assert "layer3.0.act2" not in shown.out  # several runs have one line each; the layers are in the file
     assert shown.out.count("evidence is weak") == 1
     written = [tmp_path / "probes" / run.folder.name / "probe.json" for run in runs]
     assert all(path.is_file() for path in written)
@@ -151,7 +153,7 @@ def test_runs_without_a_checkpoint_are_named_and_the_others_probed(tmp_path, cap
     assert "has a checkpoint to probe" in capsys.readouterr().err
 
 
-def test_a_saved_transformer_without_its_tokenizer_says_so(tmp_path, capsys):
+def test_probing_a_saved_transformer_on_text_without_its_tokenizer_is_an_error(tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=16, vocab_size=60, n_positions=16, bos_token_id=0, eos_token_id=0
@@ -170,7 +172,7 @@ def test_a_saved_transformer_without_the_package_names_the_extra(tmp_path, capsy
     assert re.search(r"pip install .*\[hf\]", capsys.readouterr().err)
 
 
-def test_a_config_that_transformers_does_not_know_is_a_mistake_of_the_user(
+def test_a_config_that_transformers_does_not_know_is_a_user_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
@@ -203,7 +205,7 @@ def test_a_config_that_transformers_does_not_know_is_a_mistake_of_the_user(
         (["."], "No run in .\n"),
     ],
 )
-def test_mistakes_end_with_status_2_and_a_sentence(flags, message, capsys, tmp_path, monkeypatch):
+def test_errors_end_with_status_2_and_one_line(flags, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.probe([*flags, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -212,7 +214,7 @@ def test_mistakes_end_with_status_2_and_a_sentence(flags, message, capsys, tmp_p
     assert "Errno" not in said
 
 
-def test_a_result_that_exists_is_noticed_before_any_work(tmp_path, capsys):
+def test_a_result_that_exists_is_reported_before_probing(tmp_path, capsys):
     def probe_both():
         targets = [f"{__name__}:make_model", f"{__name__}:make_other_model"]
         flags = ["--data", f"{__name__}:make_batches", "--batches", "1", "--no-pictures"]
@@ -226,7 +228,7 @@ def test_a_result_that_exists_is_noticed_before_any_work(tmp_path, capsys):
     assert not (first / "probe.json").exists()
 
 
-def test_the_trained_resnet20_does_not_look_untrained_and_its_random_self_does():
+def test_a_trained_resnet20_is_not_called_untrained_and_a_random_one_is():
     from iglu.probing.initial import untrained_reason
     from iglu_lab.models.resnet import load_trained_resnet20, resnet20
 

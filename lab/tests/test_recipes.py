@@ -53,7 +53,7 @@ def test_every_recipe_names_a_model_and_data_that_exist(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_a_recipe_comes_back_from_json_as_it_was(recipe: Recipe) -> None:
+def test_a_recipe_is_equal_after_a_round_trip_through_json(recipe: Recipe) -> None:
     assert Recipe.from_dict(json.loads(json.dumps(recipe.as_dict()))) == recipe
 
 
@@ -91,7 +91,7 @@ def test_folders_differ_whenever_what_is_computed_differs() -> None:
     assert names[1] == "resnet20-cifar100-lt_iglu-0.5_seed=0"
 
 
-def test_execution_fields_do_not_change_its_folder() -> None:
+def test_execution_fields_do_not_change_the_folder() -> None:
     base = RECIPES["digits"]
     other = base.replace(threads=3, stop_after=1, devices=2, checkpoint_every=1.0)
     assert other.folder_name == base.folder_name
@@ -108,23 +108,23 @@ def test_execution_fields_do_not_change_its_folder() -> None:
         ({"lr": float("nan")}, "lr must be at least 0, got nan"),
     ],
 )
-def test_a_field_out_of_range_is_refused_by_name(change: dict[str, object], message: str) -> None:
+def test_a_field_out_of_range_raises_and_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RECIPES["digits"].replace(**change)
 
 
-def test_a_field_that_is_misspelt_is_refused_with_the_nearest() -> None:
+def test_a_misspelt_field_raises_with_the_nearest_known_one() -> None:
     with pytest.raises(UserError, match=r"Unknown field 'epoch'. Did you mean 'epochs'"):
         RECIPES["digits"].replace(epoch=3)
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
+def test_an_unknown_recipe_raises_with_the_nearest_known_one() -> None:
     with pytest.raises(ValueError, match=r"Unknown recipe 'digit'. Did you mean 'digits'"):
         get_recipe("digit")
 
 
 @pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:256", "gpt2:x", "bytes:300"])
-def test_an_unknown_tokenizer_is_refused(name: str) -> None:
+def test_an_unknown_tokenizer_raises(name: str) -> None:
     with pytest.raises(ValueError, match="tokenizer must be"):
         get_recipe("gpt2-python").replace(tokenizer=name)
 
@@ -191,7 +191,7 @@ def test_a_field_of_format_2_is_unknown_to_format_3() -> None:
         Recipe.from_dict({**RECIPES["digits"].as_dict(), "batch": 3})
 
 
-def test_a_recipe_holds_the_fields_of_its_kind_alone() -> None:
+def test_a_recipe_has_only_the_fields_of_its_kind() -> None:
     images, text = RECIPES["digits"].as_dict(), RECIPES["gpt2-python"].as_dict()
     assert {"context", "tokenizer", "eval_split"} == text.keys() - images.keys()
     assert {"ratio", "padding", "color_jitter", "channels_last"} <= images.keys() - text.keys()
@@ -210,9 +210,7 @@ def test_a_recipe_holds_the_fields_of_its_kind_alone() -> None:
         ("gpt2-python", {"channels_last": True}, "channels_last is a field of images"),
     ],
 )
-def test_a_field_of_another_kind_of_data_is_rejected(
-    name: str, change: dict[str, object], message: str
-) -> None:
+def test_a_field_of_another_kind_of_data_raises(name: str, change: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         RECIPES[name].replace(**change)
 
@@ -230,7 +228,7 @@ def test_a_change_of_a_recipe_is_checked(change: dict[str, object], message: str
         RECIPES["digits"].replace(**change)
 
 
-def test_a_recipe_of_a_set_that_is_not_known_here_can_be_read() -> None:
+def test_a_recipe_of_an_unregistered_dataset_can_be_read() -> None:
     """A run on somebody's own images, read by a program that has not registered them."""
     fields = RECIPES["digits"].replace(padding=3).as_dict() | {"dataset": "stripes", "name": "stripes"}
     assert Recipe.from_dict(fields).padding == 3
@@ -247,8 +245,6 @@ def test_a_recipe_of_a_set_that_is_not_known_here_can_be_read() -> None:
         ({"color_jitter": [1]}, "color_jitter must be a list of 4 numbers"),
     ],
 )
-def test_an_invalid_recipe_is_rejected_with_the_name_of_the_field(
-    change: dict[str, object], message: str
-) -> None:
+def test_an_invalid_recipe_raises_with_the_name_of_the_field(change: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Recipe.from_dict(RECIPES["digits"].as_dict() | change)

@@ -1,4 +1,4 @@
-"""The report's content, on results made by hand whose tables can be worked out on paper."""
+"""The report's content, on synthetic results whose tables are known."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ CIFAR = RECIPES["resnet20-cifar10"]
 def write_run(
     folder: Path,
     recipe: Recipe,
-    figures: dict[str, float],
+    metrics: dict[str, float],
     epochs: int | None = None,
     status: str = "finished",
 ) -> Path:
-    """A run whose every epoch has the same figures."""
+    """A run whose epochs all have the same metrics."""
     place = folder / recipe.folder_name
     place.mkdir(parents=True)
     (place / "recipe.json").write_text(json.dumps(recipe.as_dict()))
     count = recipe.epochs if epochs is None else epochs
-    rows = [{"epoch": epoch, "train_loss": 1.0, **figures} for epoch in range(1, count + 1)]
+    rows = [{"epoch": epoch, "train_loss": 1.0, **metrics} for epoch in range(1, count + 1)]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "state.json").write_text(json.dumps({"status": status, "message": ""}))
     return place
 
 
 def write_bench(folder: Path, times: dict[str, float], rounds: int = 20) -> Path:
-    """Rows of Table 1's setting: ``times`` by activation, in multiples of Identity's, the same in each round
-    but for 1% up and down."""
+    """Rows of Table 1's setting: ``times`` by activation, relative to Identity, the same in each round
+    except for 1% up and down."""
     rows = [
         {
             "kind": "operation", "activation": name, "label": name, "kernel": kernel,
@@ -113,7 +113,7 @@ def test_an_empty_folder_gives_all_tables_of_the_paper_and_says_not_run(tmp_path
         assert set(ours) == {"not run"}
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
+def test_files_that_cannot_be_read_are_named_and_the_others_are_shown(tmp_path):
     good = write_run(tmp_path, CIFAR.replace(seed=0), {"test_loss": 0.5, "test_acc": 90.0})
     half = tmp_path / "half"
     half.mkdir()
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path):
     assert row(table(all_tables(found), "table2"), "ReLU")[ACCURACY].text == "90.00 (1)"
 
 
-def test_rows_that_are_none_are_left_out_of_a_bench_and_counted(tmp_path):
+def test_invalid_rows_of_a_benchmark_are_left_out_and_counted(tmp_path):
     path = write_bench(tmp_path, {"relu": 4.0, "identity": 1.0})
     body = json.loads(path.read_text())
     body["rows"] += [3, {"kind": "operation"}, {**body["rows"][0], "seconds": {"median": "fast"}}]
@@ -162,7 +162,7 @@ def test_the_same_run_in_two_places_counts_once_and_the_longer_one_wins(tmp_path
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def test_ours_is_the_mean_with_its_t_interval_and_the_difference_is_to_the_right_number(tmp_path):
+def test_our_mean_has_its_t_interval_and_the_difference_is_to_the_corrected_number(tmp_path):
     recipe = RECIPES["resnet20-cifar100"]
     for seed, accuracy in enumerate((65.0, 66.0, 67.0)):
         write_run(tmp_path, recipe.replace(seed=seed), {"test_loss": 1.5, "test_acc": accuracy})
@@ -253,7 +253,7 @@ def test_the_long_tail_of_another_set_is_next_to_the_column_of_its_ratio(tmp_pat
     )
 
 
-def test_diverged_runs_are_told_and_enter_no_mean(tmp_path):
+def test_diverged_runs_are_reported_and_excluded_from_means(tmp_path):
     for seed in range(2):
         write_run(tmp_path, CIFAR.replace(seed=seed), {"test_loss": 0.5, "test_acc": 90.0 + seed})
     write_run(
@@ -289,7 +289,7 @@ def test_best_is_marked_only_where_the_interval_to_the_next_excludes_zero(tmp_pa
     assert tuple(row(found, label)[ACCURACY].mark for label in ("ReLU", "GELU", "SiLU")) == expected
 
 
-def test_table_1_takes_rows_of_its_setting_and_says_that_no_gpu_was_run(tmp_path):
+def test_table_1_uses_rows_of_its_setting_and_states_that_no_gpu_was_run(tmp_path):
     write_bench(tmp_path, {"relu": 4.0, "identity": 1.0})
     cells = row(table(all_tables(gather([tmp_path])), "table1"), "ReLU")
     assert cells["CPU forward", "paper"].text == "9.22"
@@ -311,7 +311,7 @@ def write_probe(folder: Path, name: str, excess: float, **more: Any) -> None:
     (folder / name / "probe.json").write_text(json.dumps(body))
 
 
-def test_a_probe_of_a_papers_network_stands_in_table_5_and_any_other_in_its_own(tmp_path):
+def test_a_probe_of_a_network_of_the_paper_is_in_table_5_and_any_other_in_a_table_of_its_own(tmp_path):
     recipe = RECIPES["resnet20-cifar100"].replace(activation="iglu:0.1")
     write_probe(tmp_path, "resnet", 2.0, recipe=recipe.as_dict())
     write_probe(tmp_path, "mine", 1.5)
@@ -327,8 +327,8 @@ def test_table_5_has_the_tails_of_reduced_networks_with_normalization_and_withou
     """Of ReLU's networks, so that the two compare; where those were not run, with the row's activation."""
     small = RECIPES["resnet20-cifar10-lt"].replace(model="resnet8", epochs=1)
     for activation, norm, alpha in (("relu", True, 9.0), ("iglu:0.1", True, 7.0), ("iglu:0.1", False, 5.0)):
-        figures: Any = {"test_acc": 50.0, "tails": {"act1": {"alpha": alpha, "excess": 18 / alpha}}}
-        write_run(tmp_path, small.replace(activation=activation, norm=norm), figures)
+        metrics: Any = {"test_acc": 50.0, "tails": {"act1": {"alpha": alpha, "excess": 18 / alpha}}}
+        write_run(tmp_path, small.replace(activation=activation, norm=norm), metrics)
 
     def reduced() -> list[tuple[str, str]]:
         found = table5(gather([tmp_path]))
@@ -337,8 +337,8 @@ def test_table_5_has_the_tails_of_reduced_networks_with_normalization_and_withou
         return [(cell.text.split()[0], cell.note.partition(": ")[0]) for cell in cells]
 
     assert reduced() == [("9.0", "relu"), ("5.0", "iglu:0.1")]
-    figures = {"test_acc": 50.0, "tails": {"act1": {"alpha": 4.0, "excess": 4.5}}}
-    write_run(tmp_path, small.replace(activation="relu", norm=False), figures)
+    metrics = {"test_acc": 50.0, "tails": {"act1": {"alpha": 4.0, "excess": 4.5}}}
+    write_run(tmp_path, small.replace(activation="relu", norm=False), metrics)
     assert reduced() == [("9.0", "relu"), ("4.0", "relu")]
     page = render(Report(tables=(table5(gather([tmp_path])),)))
     shown = page.partition('id="table5"')[2].partition("</table>")[0]
@@ -364,7 +364,7 @@ def test_probes_of_runs_that_differ_in_the_seed_share_a_line_of_means():
     assert [cell.text for cell in second[:4]] == ["mine", "1", "0", "none"]
 
 
-def test_what_is_computed_agrees_with_the_errata():
+def test_the_computed_claims_agree_with_the_errata():
     largest, near, far = computed.gate_error()
     assert (largest, near, far) == pytest.approx((0.0226365, 0.313436, 3.190440), rel=1e-4)
     found = tuple(computed.mathematical_claims())
@@ -431,11 +431,11 @@ def test_an_interval_of_the_median_has_its_ends_among_the_order_statistics():
         (-2.0, 0.0, "not enough evidence"),
     ],
 )
-def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
+def test_a_verdict_needs_the_complete_interval_on_one_side(low, high, verdict):
     assert judge_side(Estimate((low + high) / 2, low, high, 4)) == verdict
 
 
-def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them_apart(tmp_path):
+def test_table_1_marks_the_fastest_self_gated_activations_only_if_their_rounds_differ(tmp_path):
     times = {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "silu": 8.0, "hardtanh": 3.0, "identity": 1.0}
     write_bench(tmp_path, times)
     shown = table(all_tables(gather([tmp_path])), "table1")
@@ -447,7 +447,7 @@ def test_table_1_marks_the_fastest_of_the_self_gated_only_where_rounds_tell_them
     assert not any(line[2].mark for line in shown.rows)
 
 
-def test_speed_claims_follow_the_quotients_of_rounds(tmp_path):
+def test_speed_claims_are_judged_by_the_ratios_of_rounds(tmp_path):
     write_bench(tmp_path, {"iglu_approx": 4.1, "relu": 4.0, "gelu": 8.0, "identity": 1.0})
     found = claims.all_claims(gather([tmp_path]))
     assert claim(found, "IGLU-Approx is faster than GELU (as this").verdict == "holds"
@@ -472,7 +472,9 @@ def test_speeds_at_other_sizes_are_listed_by_size_and_not_counted(tmp_path):
         ({"epochs": 3}, 1.0, "not enough evidence"),
     ],
 )
-def test_low_sigma_wins_on_resnet_by_full_runs_alone(tmp_path, changes, gain, verdict):
+def test_the_claim_that_low_sigma_wins_on_resnet_is_judged_by_full_runs_alone(
+    tmp_path, changes, gain, verdict
+):
     for name in ("resnet20-cifar10", "resnet20-cifar100"):
         for seed in range(3):
             base = 60.0 + 3 * seed
@@ -495,7 +497,7 @@ def test_a_claim_about_every_ratio_names_the_one_that_was_run_and_its_verdict(tm
     assert "at 10:1: iglu:0.5 and relu not run" in found.evidence
 
 
-def test_gains_that_grow_with_the_ratio_are_seen(tmp_path):
+def test_gains_that_grow_with_the_ratio_support_the_claim(tmp_path):
     for ratio in (10.0, 20.0, 50.0, 100.0, 200.0):
         for seed in range(3):
             for activation, gain in (("iglu:0.5", (2 + 0.1 * seed) * math.log10(ratio)), ("relu", 0.0)):
@@ -557,13 +559,13 @@ def test_csv_reads_back_as_text_number_and_remark():
 
 
 def test_a_wide_table_is_cut_between_groups_and_loses_nothing(tmp_path):
-    whole = table(all_tables(gather([tmp_path])), "table4")
-    pieces = list(whole.panels())
+    complete = table(all_tables(gather([tmp_path])), "table4")
+    pieces = list(complete.panels())
     assert all(len(piece.headers) <= 9 and piece.headers[0] == ("", "activation") for piece in pieces)
-    assert [header for piece in pieces for header in piece.headers[1:]] == list(whole.headers[1:])
+    assert [header for piece in pieces for header in piece.headers[1:]] == list(complete.headers[1:])
 
 
-def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_every_format_and_names_what_it_skipped(tmp_path, capsys, monkeypatch):
     pytest.importorskip("plotly")
     runs = tmp_path / "runs"
     shots = {"test_acc_many": 95.0, "test_acc_medium": 90.0, "test_acc_few": 80.0}
@@ -595,7 +597,7 @@ def test_the_command_writes_every_form_and_names_what_it_skipped(tmp_path, capsy
     assert "![" in (out / "report.md").read_text()
 
 
-def test_a_folder_that_is_none_ends_with_status_2(tmp_path, capsys):
+def test_a_folder_that_does_not_exist_ends_with_status_2(tmp_path, capsys):
     (tmp_path / "evidence").mkdir()
     for name, hint in (("nowhere", ""), ("evidnce", f". Did you mean {tmp_path / 'evidence'}?")):
         assert cli.report([str(tmp_path / name), "--out", str(tmp_path)]) == 2
@@ -616,7 +618,7 @@ def test_a_thousand_runs_are_read_into_one_table(tmp_path):
     assert cells[REDUCED].text.endswith("(59)")
 
 
-def test_what_is_committed_under_results_can_be_read():
+def test_the_recorded_results_can_be_read():
     found = gather([RESULTS])
     assert not found.problems
     by_file = Counter(run.folder.name for run in [*found.runs, *found.sealed])

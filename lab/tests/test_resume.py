@@ -31,7 +31,7 @@ from iglu_lab.training.checkpoint import checkpoints, load_checkpoint, newest_ch
 from iglu_lab.training.loop import Observer, Training, fit
 from iglu_lab.training.workloads import load_model
 
-# A checkpoint after every step, so that a kill anywhere has something to go on from.
+# A checkpoint after every step, so that there is one to resume from after any kill.
 IMAGES = RECIPES["digits-lt"].replace(
     activation="iglu:learnable=5", epochs=3, steps_per_epoch=4, batch_size=16, threads=1, checkpoint_every=0.0
 )
@@ -48,7 +48,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that was left alone."""
+    """The uninterrupted run."""
     return fit(IMAGES, out=tmp_path_factory.mktemp("expected"))
 
 
@@ -104,7 +104,7 @@ def _start(
 
 def _kill_often(recipe: Recipe, out: Path, seed: int) -> int:
     """Kill the run again and again, each time at a random moment after it wrote one more checkpoint, until
-    one of its lives reaches the end; how often it was killed."""
+    it reaches the end; return how often it was killed."""
     draw = random.Random(seed)
     folder = out / recipe.folder_name
     deaths = 0
@@ -130,7 +130,7 @@ def _newest(folder: Path) -> str | None:
     "recipe",
     [pytest.param(IMAGES, id="images", marks=pytest.mark.slow), pytest.param(TEXT, id="text")],
 )
-def test_a_run_killed_at_random_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_ends_like_an_uninterrupted_one(recipe: Recipe, tmp_path: Path) -> None:
     expected = fit(recipe, out=tmp_path / "quiet")
     assert _kill_often(recipe, tmp_path / "killed", seed=0) >= 2
     found = fit(recipe, out=tmp_path / "killed")
@@ -143,16 +143,16 @@ def test_a_run_killed_at_random_ends_as_one_left_alone(recipe: Recipe, tmp_path:
 @pytest.mark.parametrize(
     "recipe", [IMAGES.replace(epochs=12), TEXT.replace(epochs=10)], ids=["images", "text"]
 )
-def test_a_long_run_killed_many_times_ends_as_one_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_long_run_killed_many_times_ends_like_an_uninterrupted_one(recipe: Recipe, tmp_path: Path) -> None:
     expected = fit(recipe, out=tmp_path / "quiet")
     assert _kill_often(recipe, tmp_path / "killed", seed=1) >= 15
     found = fit(recipe, out=tmp_path / "killed")
     assert found.without_timings() == expected.without_timings()
 
 
-def test_a_run_killed_while_it_writes_ends_as_one_left_alone(expected: Run, tmp_path: Path) -> None:
+def test_a_run_killed_while_it_writes_ends_like_an_uninterrupted_one(expected: Run, tmp_path: Path) -> None:
     deaths = 0
-    # Three calls a file: the recipe, provenance, then checkpoints, and metrics at the end of an epoch.
+    # Three calls per file: the recipe, provenance, then checkpoints, and metrics at the end of an epoch.
     for at in (0, 3, 6, 7, 10, 13, 19):
         process = _start(IMAGES, tmp_path / "killed", dies_at_write=at)
         process.join()
@@ -163,7 +163,7 @@ def test_a_run_killed_while_it_writes_ends_as_one_left_alone(expected: Run, tmp_
     assert not list(found.folder.glob("*" + storage.UNFINISHED))
 
 
-def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(expected: Run, tmp_path: Path) -> None:
+def test_a_run_that_failed_on_a_full_disk_resumes_when_there_is_space(expected: Run, tmp_path: Path) -> None:
     process = _start(IMAGES, tmp_path / "full", largest_file=100_000)  # less than a checkpoint
     process.join()
     assert process.exitcode == 1
@@ -173,7 +173,7 @@ def test_a_run_that_meets_a_full_disk_goes_on_when_there_is_room(expected: Run, 
     assert fit(IMAGES, out=tmp_path / "full").without_timings() == expected.without_timings()
 
 
-def test_a_file_may_be_read_by_whom_the_mask_allows(tmp_path: Path) -> None:
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:
         storage.write_json(tmp_path / "state.json", {})
@@ -199,7 +199,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: P
 
 
 class _Notes(Observer):
-    """What a run tells the user when it starts, or has nothing to do."""
+    """The messages of a run when it starts, or has nothing to do."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -254,12 +254,12 @@ def test_with_every_checkpoint_damaged_the_run_starts_again(expected: Run, tmp_p
     notes = _Notes()
     again = fit(IMAGES, out=tmp_path / "damaged", observers=[notes, _StopAt(2)])
     assert [note.rpartition("; ")[2] for note in notes.all] == ["starting again"] * 2
-    # Damaged ones with higher numbers are not in the way of the new.
+    # Damaged checkpoints with higher numbers do not hide the new ones.
     assert [load_checkpoint(path)["step"] for path in checkpoints(again.folder)] == [2, 1]
     assert fit(IMAGES, out=tmp_path / "damaged").without_timings() == expected.without_timings()
 
 
-def test_a_checkpoint_of_another_run_is_not_taken(expected: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_not_used(expected: Run, tmp_path: Path) -> None:
     other = fit(IMAGES.replace(seed=1), out=tmp_path / "other")
     stopped = fit(IMAGES, out=tmp_path / "mixed", observers=[_StopAt(5)])
     for path in checkpoints(other.folder):
@@ -294,7 +294,7 @@ def test_a_run_of_recipe_format_2_resumes(expected: Run, tmp_path: Path) -> None
 
 
 _ROW = '{"epoch": 1, "train_loss": 1.0, "test_acc": 10.0}\n'
-_THREE_ROWS = _ROW + _ROW.replace("1,", "2,", 1) + _ROW.replace("1,", "3,", 1)  # nothing wrong by themselves
+_THREE_ROWS = _ROW + _ROW.replace("1,", "2,", 1) + _ROW.replace("1,", "3,", 1)  # valid by themselves
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_damaged_side_file_is_set_aside_and_rebuilt(
         assert str(folder / name) in notes.all[0]
 
 
-def test_metrics_that_were_lost_are_there_again_before_the_first_step(stopped: Run, tmp_path: Path) -> None:
+def test_lost_metrics_are_restored_before_the_first_step(stopped: Run, tmp_path: Path) -> None:
     folder = tmp_path / IMAGES.folder_name
     shutil.copytree(stopped.folder, folder)
     (folder / "metrics.jsonl").unlink()
@@ -354,7 +354,7 @@ def test_metrics_that_were_lost_are_there_again_before_the_first_step(stopped: R
     assert seen[0].history == stopped.history
 
 
-def test_a_damaged_recipe_without_a_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_damaged_recipe_without_a_checkpoint_raises_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / IMAGES.folder_name / "recipe.json"
     path.parent.mkdir()
     path.write_text("{")
@@ -362,7 +362,7 @@ def test_a_damaged_recipe_without_a_checkpoint_is_refused_with_the_way_out(tmp_p
         fit(IMAGES, out=tmp_path)
 
 
-def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
+def test_files_that_are_set_aside_overwrite_nothing(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path)
     for content in ("first", "second", "third"):
         (run.folder / "state.json").write_text(content)
@@ -371,7 +371,7 @@ def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
     assert [(run.folder / name).read_text() for name in names] == ["first", "second", "third"]
 
 
-def test_a_run_evaluated_is_saved_at_once(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_after_each_evaluation(tmp_path: Path) -> None:
     recipe = IMAGES.replace(checkpoint_every=1e9, evaluate_every=2)
     saved: list[tuple[int, int]] = []
 
@@ -385,7 +385,7 @@ def test_a_run_evaluated_is_saved_at_once(tmp_path: Path) -> None:
     assert dict(saved) == {0: -1, 1: -1, 2: 2}
 
 
-def test_a_run_that_dies_after_each_evaluation_gets_on(expected: Run, tmp_path: Path) -> None:
+def test_a_run_that_dies_after_each_evaluation_makes_progress(expected: Run, tmp_path: Path) -> None:
     recipe = IMAGES.replace(checkpoint_every=1e9)
 
     class Die(Observer):
@@ -397,14 +397,14 @@ def test_a_run_that_dies_after_each_evaluation_gets_on(expected: Run, tmp_path: 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             fit(recipe, out=tmp_path / "dying", observers=[Die()])
-        # the second life begins in epoch 2, and ends in its first step
+        # the second process begins in epoch 2 and ends in its first step
     (state, _) = newest_checkpoint(tmp_path / "dying" / recipe.folder_name, recipe)
     assert state is not None
     assert state["epoch"] == 1
     assert fit(recipe, out=tmp_path / "dying").without_timings() == expected.without_timings()
 
 
-def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(
+def test_a_run_that_was_stopped_by_its_limit_resumes_with_the_same_schedule(
     expected: Run, tmp_path: Path
 ) -> None:
     first = fit(IMAGES.replace(stop_after=1), out=tmp_path / "limited")
@@ -412,7 +412,7 @@ def test_a_run_that_was_stopped_by_its_limit_goes_on_under_the_same_schedule(
     assert fit(IMAGES, out=tmp_path / "limited").without_timings() == expected.without_timings()
 
 
-def test_weights_in_channels_last_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_in_channels_last_resumes_bit_for_bit(tmp_path: Path) -> None:
     recipe = IMAGES.replace(channels_last=True)
     expected = fit(recipe, out=tmp_path / "quiet")
     fit(recipe, out=tmp_path / "stopped", observers=[_StopAt(5)])
@@ -425,7 +425,7 @@ def _hold(folder: Path, ready: Any, release: Any) -> None:
         release.wait(60)
 
 
-def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_process_on_the_folder_raises_until_the_first_ends(tmp_path: Path) -> None:
     folder = tmp_path / IMAGES.folder_name
     ready, release = _PROCESSES.Event(), _PROCESSES.Event()
     holder = _PROCESSES.Process(target=_hold, args=(folder, ready, release))
@@ -433,7 +433,7 @@ def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_p
     assert ready.wait(60)
     with pytest.raises(RunLockedError, match="is locked by another process"):
         fit(IMAGES, out=tmp_path)
-    holder.kill()  # without letting go
+    holder.kill()  # without releasing the lock
     holder.join()
     deadline = time.monotonic() + 30
     while True:
@@ -445,7 +445,7 @@ def test_a_second_process_on_the_folder_is_refused_until_the_first_is_gone(tmp_p
     assert len(run.history) == 1
 
 
-def test_a_folder_of_another_recipe_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_a_folder_of_another_recipe_raises_with_the_difference(tmp_path: Path) -> None:
     run = fit(IMAGES.replace(stop_after=1), out=tmp_path)
     fields = json.loads((run.folder / "recipe.json").read_text())
     (run.folder / "recipe.json").write_text(json.dumps({**fields, "lr": 0.5}))
@@ -462,7 +462,7 @@ def test_a_folder_of_another_recipe_is_refused_with_the_difference(tmp_path: Pat
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_gives_back_what_was_saved(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_what_was_saved(tmp_path: Path) -> None:
     shared = torch.randn(3, 2)
     state = {
         "model": {"weight": shared, "tied": shared, "scalar": torch.tensor(0.1, dtype=torch.float64)},
@@ -491,7 +491,7 @@ def test_the_newest_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_of_two_checkpoints_after_the_same_step_the_later_is_kept(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 3, {"epoch": 0})
-    for epoch in range(10):  # as digests come, half of them before and half behind
+    for epoch in range(10):  # about half of the digests sort before the previous one, half after it
         save_checkpoint(tmp_path, 4, {"epoch": epoch})
         assert [load_checkpoint(path)["epoch"] for path in checkpoints(tmp_path)] == [epoch, 0]
 

@@ -1,4 +1,4 @@
-"""A folder of runs read back: all of it, whatever state it is in, and compared as statistics says."""
+"""Reading a folder of runs: all of it, in any state, and comparing the runs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ BASE = RECIPES["digits-lt"].replace(epochs=2)
 
 
 def _write(
-    out: Path, recipe: Recipe, figures: list[float], status: str = "finished", name: str = "test_acc"
+    out: Path, recipe: Recipe, values: list[float], status: str = "finished", name: str = "test_acc"
 ) -> Path:
     """A folder as a run leaves it."""
     folder = out / recipe.folder_name
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text(json.dumps(recipe.as_dict()))
-    rows = [{"epoch": number, name: figure, "seconds": 1.0} for number, figure in enumerate(figures, start=1)]
+    rows = [{"epoch": number, name: value, "seconds": 1.0} for number, value in enumerate(values, start=1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if status != "unfinished":
         message = "The loss is nan in epoch 2" if status == "diverged" else ""
@@ -46,7 +46,7 @@ def _write(
 
 
 def _accuracy(activation: str, seed: int) -> float:
-    """The seed moves all activations alike, up to a little."""
+    """The effect of the seed is nearly the same on all activations."""
     draw = random.Random(f"{activation}/{seed}")
     return 60 + 5 * random.Random(seed).gauss(0, 1) + len(activation) + 0.3 * draw.gauss(0, 1)
 
@@ -75,7 +75,7 @@ def test_differences_are_paired_by_seed_and_narrower_than_the_means(folder: Path
     assert rows["digits-lt epochs=2", "relu"].differences.keys() == {"gelu"}
 
 
-def test_a_mean_is_of_whole_runs_of_one_setting(folder: Path) -> None:
+def test_a_mean_is_over_complete_runs_of_one_setting(folder: Path) -> None:
     rows = [
         (row.setting, row.activation, row.mean and row.mean.size) for row in summarize(read_runs(folder)[0])
     ]
@@ -84,19 +84,19 @@ def test_a_mean_is_of_whole_runs_of_one_setting(folder: Path) -> None:
         ("digits-lt epochs=2", "iglu:learnable=5", 4),
         ("digits-lt epochs=2", "relu", 4),
         ("digits-lt epochs=2", "gelu", 4),
-        ("digits-lt epochs=2", "silu", None),  # diverged: told, without a number
+        ("digits-lt epochs=2", "silu", None),  # diverged: reported without a number
         ("digits-lt epochs=2 ratio=100", "relu", 1),
     ]
 
 
-def test_a_run_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+def test_a_run_that_exists_twice_counts_once(tmp_path: Path) -> None:
     for name in ("first", "second"):
         _write(tmp_path / name, BASE, [10.0, 61.0 if name == "first" else 99.0])
     (row,) = summarize(read_runs(tmp_path)[0])
     assert (row.mean.size, row.mean.value) == (1, 61.0)
 
 
-def test_of_a_run_that_is_there_twice_the_one_that_went_furthest_counts(tmp_path: Path) -> None:
+def test_of_a_run_that_exists_twice_the_longer_one_counts(tmp_path: Path) -> None:
     _write(tmp_path / "first", BASE, [10.0], "unfinished")
     _write(tmp_path / "second", BASE, [10.0, 61.0])
     (row,) = summarize(read_runs(tmp_path)[0])
@@ -104,8 +104,8 @@ def test_of_a_run_that_is_there_twice_the_one_that_went_furthest_counts(tmp_path
     assert not row.sample.unfinished
 
 
-def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) -> None:
-    whole, _ = read_runs(folder)
+def test_half_written_folders_and_invalid_lines_are_named_and_skipped(folder: Path) -> None:
+    complete, _ = read_runs(folder)
     cut = _write(folder, BASE.replace(seed=9), [10.0, 60.0])
     with (cut / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "test_a')
@@ -114,7 +114,7 @@ def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) 
     (folder / "odd").mkdir()
     (folder / "odd" / "recipe.json").write_text("[]")
     runs, problems = read_runs(folder)
-    assert [run.folder for run in runs] == [run.folder for run in whole]
+    assert [run.folder for run in runs] == [run.folder for run in complete]
     assert len(problems) == 3
     with pytest.raises(UserError, match=re.escape(f"{cut / 'metrics.jsonl'} cannot be read: line 3")):
         read_run(cut)
@@ -146,7 +146,7 @@ def test_half_written_folders_and_bad_lines_are_named_and_skipped(folder: Path) 
         ),
     ],
 )
-def test_a_file_with_a_value_that_cannot_be_is_named_and_its_run_left_out(
+def test_a_file_with_an_invalid_value_is_named_and_its_run_left_out(
     name: str, content: str, tmp_path: Path
 ) -> None:
     good = _write(tmp_path, BASE, [10.0, 60.0])
@@ -171,10 +171,10 @@ def test_runs_recorded_in_one_file_are_read_as_from_their_folders(folder: Path, 
     found, problems = read_runs(file)
     assert not problems
 
-    def told(run: Run) -> tuple[object, ...]:
+    def described(run: Run) -> tuple[object, ...]:
         return run.recipe, run.status, run.history, run.message
 
-    assert [told(run) for run in found] == [told(run) for run in runs]
+    assert [described(run) for run in found] == [described(run) for run in runs]
     assert file.read_text().count("\n") == len(runs) + 1
     assert json.loads(file.read_text().splitlines()[0]) == {
         "iglu_runs": 1,
@@ -195,7 +195,7 @@ def test_a_record_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
     assert [run.last["test_acc"] for run in read_runs(file)[0]] == [60.0, 61.0]
 
 
-def test_a_record_of_a_run_that_was_to_stop_early_is_replaced_by_the_complete_one(tmp_path: Path) -> None:
+def test_a_recorded_run_that_stopped_early_is_replaced_by_the_complete_one(tmp_path: Path) -> None:
     file = tmp_path / "small.jsonl"
     complete = BASE.replace(epochs=2)
     _write(tmp_path / "first", complete.replace(stop_after=1), [10.0])
@@ -206,7 +206,7 @@ def test_a_record_of_a_run_that_was_to_stop_early_is_replaced_by_the_complete_on
     assert {run.recipe.seed: run.last["test_acc"] for run in read_runs(file)[0]} == {0: 61.0, 1: 62.0}
 
 
-def test_a_line_that_cannot_be_read_is_named_and_the_file_is_not_written_over(tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_read_is_named_and_the_file_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "small.jsonl"
     for seed in range(2):
         _write(tmp_path / "runs", BASE.replace(seed=seed), [10.0, 60.0])
@@ -231,8 +231,8 @@ def test_a_thousand_runs_are_read_and_summarized(tmp_path: Path) -> None:
     activations = ("relu", "gelu", "silu", "iglu:0.5", "iglu:1")
     for seed in range(200):
         for activation in activations:
-            figures = [10.0, _accuracy(activation, seed)]
-            _write(tmp_path, BASE.replace(activation=activation, seed=seed), figures)
+            values = [10.0, _accuracy(activation, seed)]
+            _write(tmp_path, BASE.replace(activation=activation, seed=seed), values)
     runs, problems = read_runs(tmp_path)
     assert (len(runs), problems) == (1000, [])
     rows = summarize(runs)
@@ -269,7 +269,7 @@ def test_the_command_lists_compares_and_names_what_is_wrong(
         (["digits-lt"], 19),
     ],
 )
-def test_words_of_one_kind_are_alternatives_and_kinds_narrow_down(
+def test_filters_of_the_same_kind_are_or_ed_and_different_kinds_are_and_ed(
     words: list[str], count: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.runs([str(folder), "--json", "--filter", *words]) == 0
@@ -286,14 +286,14 @@ def test_words_of_one_kind_are_alternatives_and_kinds_narrow_down(
         (["gelu", "ratio=100"], "No run matches gelu ratio=100 together"),
     ],
 )
-def test_a_filter_that_fits_nothing_says_what_there_is(
+def test_a_filter_that_matches_nothing_raises_with_the_available_values(
     words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.runs([str(folder), "--filter", *words]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_runs_of_a_grid_are_chosen_by_its_file(
+def test_the_runs_of_a_grid_are_selected_by_its_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = tmp_path / "grid.toml"
@@ -307,7 +307,7 @@ def test_the_runs_of_a_grid_are_chosen_by_its_file(
     assert cli.runs([str(folder), "--grid", "table3"]) == 2
 
 
-def test_json_and_csv_carry_the_same_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_csv_have_the_same_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.runs([str(folder), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert cli.runs([str(folder), "--csv"]) == 0
@@ -315,10 +315,10 @@ def test_json_and_csv_carry_the_same_runs(folder: Path, capsys: pytest.CaptureFi
     assert [row["folder"] for row in rows] == [row["folder"] for row in body["runs"]]
     assert [row["last"] for row in rows] == [str(row["last"]) for row in body["runs"]]
     alone = next(row for row in body["summary"] if row["setting"].endswith("ratio=100"))
-    assert alone["mean"]["high"] is None  # of one seed the interval is the whole line
+    assert alone["mean"]["high"] is None  # the interval of one seed is infinite
 
 
-def test_another_figure_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_metric_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tmp_path, RECIPES["gpt2-python"].replace(epochs=1), [31.5], name="perplexity")
     assert cli.runs([str(tmp_path), "--metric", "perplexity", "--summary"]) == 0
     assert "31.50" in capsys.readouterr().out
@@ -327,7 +327,7 @@ def test_another_figure_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", ["runs[/b]", "runs[red]x", "runs:smile:"])
-def test_a_name_is_text_and_never_markup(
+def test_a_folder_name_is_never_read_as_markup(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / name
@@ -340,8 +340,8 @@ def test_a_name_is_text_and_never_markup(
     assert str(folder) in capsys.readouterr().out
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(folder: Path) -> None:
-    """As head is; its status is the shell's for a broken pipe."""
+def test_a_closed_pipe_is_not_an_error(folder: Path) -> None:
+    """As head closes it; the status is the shell's for a broken pipe."""
     command = f"{sys.executable} -m iglu runs '{folder}' --csv; echo $? >&2"
     shown = subprocess.run(
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=120, check=False
@@ -356,7 +356,7 @@ def test_a_cell_that_begins_like_a_formula_is_text_for_a_spreadsheet() -> None:
 
 @pytest.mark.parametrize(("second", "expected"), [([1.0, 3.0], ["", ""]), ([9.0, 9.0], ["", "best"])])
 @pytest.mark.parametrize("start", [5, 1])
-def test_without_common_seeds_or_with_one_intervals_that_touch_are_not_apart(
+def test_without_two_common_seeds_touching_intervals_do_not_count_as_different(
     start: int, second: list[float], expected: list[str], tmp_path: Path
 ) -> None:
     """Of equal values the interval is a point: 3 and 3 touch where the other has 1 and 3 as its ends.  One
@@ -399,12 +399,12 @@ def test_a_table_is_cut_only_where_it_is_wider_than_a_panel() -> None:
 
 
 def test_second_best_needs_a_best(tmp_path: Path) -> None:
-    """The first two are alike, the third is far behind."""
+    """The first two are similar, the third is far worse."""
     column = _column(tmp_path, {"relu": [9.0, 9.2], "gelu": [9.1, 9.1], "silu": [2.0, 2.1]})
     assert marks(column, "test_acc") == ["", "", ""]
 
 
-def test_two_common_seeds_are_enough_to_tell_apart_what_moves_alike(tmp_path: Path) -> None:
+def test_two_common_seeds_can_distinguish_samples_with_the_same_seed_effect(tmp_path: Path) -> None:
     column = _column(tmp_path, {"relu": [10.0, 90.0], "gelu": [11.0, 91.001]})
     assert marks(column, "test_acc") == ["", "best"]
 
@@ -416,11 +416,11 @@ def test_a_sample_with_a_diverged_seed_is_not_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("differences", [[0.5, 0.5], [0.0, 0.0], [0.1 + 0.2, 0.3]])
-def test_differences_that_are_all_alike_say_nothing_of_their_variation(differences: list[float]) -> None:
+def test_identical_differences_have_a_p_value_of_one(differences: list[float]) -> None:
     assert MeanDifference.of(estimate(differences)).p_value == 1
 
 
-def test_the_chance_of_a_difference_is_that_of_students_t() -> None:
+def test_the_p_value_of_a_difference_is_that_of_students_t() -> None:
     values = [0.3, 0.1, 0.4, -0.1]
     expected = pytest.importorskip("scipy.stats").ttest_1samp(values, 0).pvalue
     assert MeanDifference.of(estimate(values)).p_value == pytest.approx(expected)
@@ -428,10 +428,10 @@ def test_the_chance_of_a_difference_is_that_of_students_t() -> None:
 
 
 @pytest.mark.parametrize(("difference", "spread"), [(1.0, 0.7), (-0.5, 0.7), (1.7, 0.33), (0.05, 0.62)])
-def test_so_many_seeds_show_a_difference_four_times_out_of_five_and_one_fewer_does_not(
+def test_seeds_needed_is_the_smallest_number_that_detects_a_difference_with_80_percent_power(
     difference: float, spread: float
 ) -> None:
-    """By the power of the paired t-test, from the noncentral t: the rule of quantiles is within a point."""
+    """The power of the paired t-test, from the noncentral t distribution, is at most one point below 80%."""
     seeds = seeds_needed(difference, spread)
     assert (
         minimum_detectable_difference(seeds, spread)
@@ -446,12 +446,12 @@ def test_so_many_seeds_show_a_difference_four_times_out_of_five_and_one_fewer_do
 
 
 @pytest.mark.parametrize("difference", [0.0, math.nan, math.inf])
-def test_no_number_of_seeds_shows_no_difference(difference: float) -> None:
+def test_seeds_needed_raises_if_the_difference_is_zero_or_not_finite(difference: float) -> None:
     with pytest.raises(ValueError, match="must be finite and not 0"):
         seeds_needed(difference, 0.7)
 
 
-def test_equal_samples_are_not_apart(tmp_path: Path) -> None:
+def test_equal_samples_do_not_count_as_different(tmp_path: Path) -> None:
     for activation in ("relu", "gelu"):
         for seed in range(3):
             _write(tmp_path, BASE.replace(activation=activation, seed=seed), [1.0, 60.0])
@@ -459,7 +459,7 @@ def test_equal_samples_are_not_apart(tmp_path: Path) -> None:
     assert marks(list(of.values()), "test_acc") == ["", ""]
 
 
-# -- fields as words -------------------------------------------------------------------------------
+# -- fields and filters on the command line ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_equal_samples_are_not_apart(tmp_path: Path) -> None:
         ("color_jitter=[0, 0, 0, 0.1]", (0.0, 0.0, 0.0, 0.1)),
     ],
 )
-def test_a_field_is_read_as_what_the_recipe_takes(word: str, value: Any) -> None:
+def test_a_field_is_read_with_its_type_in_the_recipe(word: str, value: Any) -> None:
     name, found = read_field(word)
     assert found == value
     assert type(found) is type(value)
@@ -491,16 +491,16 @@ def test_a_field_is_read_as_what_the_recipe_takes(word: str, value: Any) -> None
         ("epochs", "expected field=value"),
     ],
 )
-def test_a_field_that_cannot_be_read_says_what_it_takes(word: str, message: str) -> None:
+def test_an_invalid_field_raises_with_what_is_allowed(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_field(word)
 
 
-def test_without_words_everything_is_meant() -> None:
+def test_an_empty_filter_selects_everything() -> None:
     assert make_filter((), [BASE])(BASE)
 
 
-def test_a_setting_is_named_by_its_differences() -> None:
+def test_a_setting_is_labeled_by_its_differences_from_the_recipe() -> None:
     assert setting_label(BASE.replace(threads=3, seed=5, stop_after=1)) == "digits-lt epochs=2 stop_after=1"
 
 
@@ -515,7 +515,7 @@ def test_a_recipe_in_the_folder_of_another_run_is_named_and_left_out(tmp_path: P
     assert all(f"it is the recipe of {own.name}, but its folder has another name" in c for c in problems)
 
 
-def test_a_recipe_in_the_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
+def test_reading_a_recipe_in_the_folder_of_another_run_raises(tmp_path: Path) -> None:
     content = json.dumps(RECIPES["digits-lt"].replace(activation="iglu:0.5", seed=3).as_dict())
     for name in ("digits-lt_iglu-0.5_seed=4", "digits-lt_relu_seed=3", "digits_iglu-0.5_seed=3"):
         (tmp_path / name).mkdir()
@@ -524,7 +524,7 @@ def test_a_recipe_in_the_folder_of_another_run_is_rejected(tmp_path: Path) -> No
             read_run(tmp_path / name)
 
 
-def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(
+def test_an_unknown_metric_raises_with_the_known_ones(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for form in ([], ["--json"], ["--csv"]):
@@ -551,7 +551,7 @@ def test_a_filter_keeps_the_references_in_the_differences(
         assert row == everything[row["activation"]]
 
 
-def test_the_folder_and_the_record_are_named_plainly(
+def test_errors_name_the_folder_and_the_record_without_error_codes(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nothing").mkdir()

@@ -1,4 +1,4 @@
-"""Grids whose plan names its comparisons, on rows made here whose outcome is known."""
+"""Grids whose plan names its comparisons, on synthetic rows with a known outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Value = Callable[[str, int, float], dict[str, Any]]  # of an activation, a seed 
 
 
 def write_grid(folder: Path, name: str, text: str, value: Value, seeds: int | None = None) -> Gathered:
-    """The grid and recorded runs of it, whose last row has the value; of the first ``seeds`` alone."""
+    """The grid and recorded runs of it, whose last row has this value, or only of the first ``seeds``."""
     path = folder / f"{name}.toml"
     path.write_text(text)
     grid = read_grid(str(path))
@@ -75,9 +75,9 @@ def outcomes(found: Table) -> dict[str, str]:
 TAIL = (EVIDENCE / "tail.toml").read_text()
 
 
-def test_the_baselines_of_the_grid_tail_have_the_sharpness_that_its_plan_says() -> None:
-    """The Gaussian gate Phi(a x) has the slope a / sqrt(2 pi) at 0, the Cauchy gate sigma / pi; 0.571 is the
-    least-squares match of the outputs under N(0, 1) at sigma = 1."""
+def test_the_baselines_of_the_grid_tail_have_the_sharpness_that_its_plan_states() -> None:
+    """The Gaussian gate Phi(a x) has the derivative a / sqrt(2 pi) at 0, the Cauchy gate sigma / pi; 0.571 is
+    the least-squares match of the outputs under N(0, 1) at sigma = 1."""
     arms = [name.partition(":") for name in read_toml(TAIL)["activations"]]
     sharpness = [float(number) for name, _, number in arms if name == "gelu_a"]
     for a, sigma in ((sharpness[0], 1.0), (sharpness[2], 0.5)):
@@ -222,7 +222,7 @@ def test_a_comparison_whose_runs_diverged_stays_in_its_family(tmp_path: Path) ->
     assert p_values(value)[closest] == pytest.approx(complete[closest])
 
 
-def test_runs_that_were_to_stop_early_open_no_grid(tmp_path: Path) -> None:
+def test_runs_that_stopped_early_do_not_unseal_a_grid(tmp_path: Path) -> None:
     found = write_grid(tmp_path, "tail", TAIL, tail_values(0.9, 0.7), seeds=19)
     path = tmp_path / "tail.toml"
     last = [recipe for recipe in read_grid(str(path)).runs if recipe.seed == 29]
@@ -239,7 +239,7 @@ def test_runs_that_were_to_stop_early_open_no_grid(tmp_path: Path) -> None:
     assert found.runs == []
 
 
-def test_a_sealed_grid_knows_its_runs_in_another_memory_format_or_spelling(tmp_path: Path) -> None:
+def test_a_sealed_grid_includes_runs_in_another_memory_format_or_spelling(tmp_path: Path) -> None:
     found = write_grid(tmp_path, "tail", TAIL, tail_values(0.9, 0.7), seeds=3)
     others = [
         dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, channels_last=False))
@@ -281,7 +281,7 @@ def test_the_papers_difference_is_compared_in_its_own_metric(
     assert "Only the ratio 100:1 was run" in judged.notes[1]
 
 
-def test_a_published_number_is_like_one_more_run_if_the_prediction_interval_has_it(tmp_path: Path) -> None:
+def test_a_published_number_is_like_one_more_run_if_it_is_in_the_prediction_interval(tmp_path: Path) -> None:
     found = table(write_grid(tmp_path, "paper-lt", PAPER, paper_values(4.0)), "round2-paper-lt-published")
     for row, activation in zip(found.rows, ("iglu:0.5", "iglu_approx:0.5", "relu", "gelu"), strict=True):
         values = [paper_values(4.0)(activation, seed, 0)["test_acc_batch_balanced"] for seed in range(5)]

@@ -71,7 +71,9 @@ def by_rule(network: Any) -> dict[str, RuleGain]:
     return {worth.rule: worth for worth in network.rules}
 
 
-def test_a_gain_is_that_of_the_value_nearest_to_the_suggestion_over_sigma_1(tmp_path: Path) -> None:
+def test_a_gain_is_that_of_the_grid_value_nearest_to_the_suggestion_compared_with_sigma_1(
+    tmp_path: Path,
+) -> None:
     network = found_in(tmp_path, HEAVY.excess, scale=1.0)
     worth = by_rule(network)["regimes"]
     assert math.exp(worth.suggested.value) == pytest.approx(0.5)
@@ -82,7 +84,7 @@ def test_a_gain_is_that_of_the_value_nearest_to_the_suggestion_over_sigma_1(tmp_
     assert network.best_gain == worth.gain
 
 
-def test_light_tails_take_the_large_sigma_though_it_loses(tmp_path: Path) -> None:
+def test_light_tails_get_the_large_sigma_even_if_it_is_worse(tmp_path: Path) -> None:
     network = found_in(tmp_path, LIGHT.excess, scale=1.0)
     assert by_rule(network)["regimes"].gain.value == pytest.approx(-1.0)
     assert network.best == 0.5
@@ -102,7 +104,7 @@ def test_a_lower_perplexity_is_a_gain(tmp_path: Path) -> None:
     assert by_rule(network)["regimes"].gain.value == pytest.approx(1.0)
 
 
-def test_the_table_has_a_line_a_network_and_a_sentence_a_rule(tmp_path: Path) -> None:
+def test_the_table_has_one_line_per_network_and_one_sentence_per_rule(tmp_path: Path) -> None:
     found_in(tmp_path, HEAVY.excess, scale=1.0)
     (table,) = rules_table(gather([tmp_path]).first_round)
     (row,) = table.rows
@@ -129,7 +131,7 @@ def gain_of(value: float, half: float, deviation: float = 1.0) -> RuleGain:
     )
 
 
-def test_a_rule_that_lost_oftener_is_worse_whatever_its_mean() -> None:
+def test_a_rule_that_is_worse_in_more_networks_is_worse_overall_whatever_its_mean() -> None:
     assert "in 1 of 3 networks, worse in 2; on average +3.00" in describe_rule(
         [gain_of(11.0, 0.5), gain_of(-1.0, 0.5), gain_of(-1.0, 0.5)]
     )
@@ -140,7 +142,7 @@ def test_a_rule_that_lost_oftener_is_worse_whatever_its_mean() -> None:
     )
 
 
-def test_where_that_is_even_the_mean_in_spreads_of_one_run_decides() -> None:
+def test_if_that_is_even_the_mean_in_standard_deviations_of_one_run_decides() -> None:
     assert describe_rule([gain_of(1.0, 5.0, 1.0), gain_of(-3.0, 5.0, 10.0)]).endswith(
         "+0.35 standard deviations of one run; overall not worse."
     )

@@ -36,7 +36,7 @@ def on_site(hooks: ModuleType, source: Path, text: str) -> str:
     return str(hooks.on_page_markdown(text, page, None, None))
 
 
-def test_the_notebook_becomes_a_page_with_its_code_output_and_pictures(hooks: ModuleType) -> None:
+def test_the_notebook_becomes_a_page_with_its_code_output_and_figures(hooks: ModuleType) -> None:
     notebook = json.loads((ROOT / "docs/notebooks/tour.ipynb").read_text(encoding="utf-8"))
     text, pictures = hooks.notebook_page(notebook)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -58,13 +58,13 @@ def test_the_notebook_becomes_a_page_with_its_code_output_and_pictures(hooks: Mo
         ("docs/index.md", "![a](images/function.png)", "![a](images/function.png)"),
     ],
 )
-def test_a_link_into_the_tree_leads_to_its_page_on_the_site(
+def test_a_link_to_a_file_becomes_one_to_its_page_on_the_site(
     hooks: ModuleType, source: str, written: str, shown: str
 ) -> None:
     assert on_site(hooks, ROOT / source, written) == shown
 
 
-def test_every_table_that_a_page_asks_for_exists(hooks: ModuleType) -> None:
+def test_every_table_that_a_page_includes_exists(hooks: ModuleType) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         for name in re.findall(r"<!-- table: ([\w-]+) -->", page.read_text(encoding="utf-8")):
             assert name in hooks.TABLES, page.name

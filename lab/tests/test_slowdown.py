@@ -1,4 +1,4 @@
-"""Which ratios moved between two sessions: by more than their rounds vary, and of the same measurement."""
+"""Which ratios changed between two sessions by more than their rounds vary, of the same measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row(median: float, low: float, high: float, **fields: Any) -> dict[str, Any]
 BEFORE = row(2.0, 1.9, 2.2)
 
 
-def moved(before: dict[str, Any], now: dict[str, Any]) -> list[Ratio]:
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[Ratio]:
     return [each for each in compared([before], [now]) if each.has_changed]
 
 
@@ -34,7 +34,7 @@ def moved(before: dict[str, Any], now: dict[str, Any]) -> list[Ratio]:
         (row(2.5, 2.4, 2.6), True),  # slower, and no range reaches the other's median
         (row(1.5, 1.4, 1.6), True),  # faster
         (row(2.2, 2.1, 2.3), False),  # at the edge of what it was
-        (row(2.5, 1.95, 3.0), False),  # so uncertain that it may be what it was
+        (row(2.5, 1.95, 3.0), False),  # so uncertain that it may be unchanged
         (row(2.1, 2.09, 2.11), False),  # sharper now, and within what it was
         (row(2.0, 1.9, 2.2), False),
     ],
@@ -42,8 +42,8 @@ def moved(before: dict[str, Any], now: dict[str, Any]) -> list[Ratio]:
 def test_a_ratio_has_changed_where_each_median_is_outside_the_others_range(
     now: dict[str, Any], has_changed: bool
 ) -> None:
-    assert bool(moved(BEFORE, now)) == has_changed
-    assert bool(moved(now, BEFORE)) == has_changed
+    assert bool(changed(BEFORE, now)) == has_changed
+    assert bool(changed(now, BEFORE)) == has_changed
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def test_a_reference_that_only_one_session_has_is_left_out() -> None:
 
 
 def test_a_changed_ratio_is_reported_in_one_line_with_both_ranges() -> None:
-    (found,) = moved(BEFORE, row(2.5, 2.4, 2.6))
+    (found,) = changed(BEFORE, row(2.5, 2.4, 2.6))
     assert str(found) == (
         "IGLU (auto), forward, 10,000 elements, float32, cpu, 1 thread: "
         "2.50 [2.40, 2.60] times relu, was 2.00 [1.90, 2.20]"
     )
     step = {"kind": "training", "model": "resnet20", "model_label": "ResNet-20, batch 128"}
-    (found,) = moved(row(1.0, 1.0, 1.0, **step), row(1.2, 1.1, 1.3, **step))
+    (found,) = changed(row(1.0, 1.0, 1.0, **step), row(1.2, 1.1, 1.3, **step))
     assert str(found).startswith(
         "IGLU (auto) in a step of ResNet-20, batch 128, float32, cpu, 1 thread: 1.20 "
     )
 
 
-def test_the_command_names_what_moved_and_ends_with_status_1(
+def test_the_command_names_the_changed_ratios_and_ends_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = [
@@ -87,7 +87,7 @@ def test_the_command_names_what_moved_and_ends_with_status_1(
     ]  # fmt: skip
     assert bench.main([*quick, "--out", str(tmp_path / "first")]) == 0
     measured = (tmp_path / "first" / "bench.json").read_text(encoding="utf-8")
-    # As if anything had been possible; and as if it had taken the millionth part, which never comes back.
+    # One range includes everything; in the other the case took a millionth of the time, which cannot recur.
     before = {
         "wide": {"median": 1.0, "low": 1e-9, "high": 1e9},
         "faster": {"median": 1e-6, "low": 0.9e-6, "high": 1.1e-6},

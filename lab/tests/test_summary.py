@@ -1,4 +1,4 @@
-"""Comparisons with ReLU and GELU: held against scipy's paired t-test and a correction by hand."""
+"""Comparisons with ReLU and GELU, checked with scipy's paired t-test and a Holm correction by hand."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ def test_p_values_are_of_the_paired_t_test_holm_adjusted_over_the_grid(tmp_path:
         for (name, ratio), values in ACCURACIES.items()
         if name != "relu"
     }
-    least, raised = 0.0, {}
+    largest, adjusted_p = 0.0, {}
     for place, key in enumerate(sorted(own, key=own.__getitem__)):
-        least = max(least, min(1.0, (6 - place) * own[key]))
-        raised[key] = least
+        largest = max(largest, min(1.0, (6 - place) * own[key]))
+        adjusted_p[key] = largest
     found = {
         (one.activation, ratio): one.p_value
         for task, ratio in zip(tasks, (100.0, 200.0), strict=True)
         for one in task.differences
     }
-    assert found == pytest.approx(raised, rel=1e-9)
+    assert found == pytest.approx(adjusted_p, rel=1e-9)
 
 
 def test_the_tables_of_a_grid_show_the_p_values_of_the_summary(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_summary_has_every_category_with_its_differences(tmp_path: Path) -> 
     assert "worse: iglu:0.5 -2.1" in last[2]
 
 
-def test_counts_are_per_activation_and_sigma_and_never_over_some_sigma(tmp_path: Path) -> None:
+def test_counts_are_per_activation_and_sigma(tmp_path: Path) -> None:
     tasks = planned(tmp_path, grid_runs())
     counts = {
         (row[0].text, row[1].text): [cell.number for cell in row[2:]] for row in per_sigma_table(tasks).rows
@@ -155,7 +155,7 @@ def test_equivalence_is_the_90_per_cent_interval_inside_a_margin(
     )
 
 
-def test_the_summary_lists_the_best_first_and_says_what_was_not_planned() -> None:
+def test_the_summary_lists_the_best_first_and_marks_what_was_not_planned() -> None:
     def one(activation: str, value: float, p_value: float, diverged: int = 0) -> Difference:
         found = Estimate(value, value - 0.5, value + 0.5, 4, 0.3)
         return Difference(
@@ -196,12 +196,12 @@ def test_an_activation_that_diverged_in_every_seed_is_inconclusive(tmp_path: Pat
             assert one.p_value == pytest.approx(adjusted[one.activation, ratio])
 
 
-def test_one_seed_is_inconclusive_and_says_so(tmp_path: Path) -> None:
+def test_a_comparison_of_one_seed_is_inconclusive_and_marked(tmp_path: Path) -> None:
     tasks = planned(tmp_path, [run for run in grid_runs() if run.recipe.seed == 0])
     assert "inconclusive: iglu:0.5 +2.00 (one seed)" in summary_table(tasks).rows[0][1].text
 
 
-def test_without_a_comparison_the_summary_says_that_nothing_was_run() -> None:
+def test_without_a_comparison_the_summary_states_that_nothing_was_run() -> None:
     assert headlines([]) == ["No runs compare IGLU with ReLU or GELU."]
 
 
@@ -219,7 +219,7 @@ def test_an_activation_with_a_diverged_seed_is_not_better_but_may_be_worse(tmp_p
     assert worse.gain.value < 0
 
 
-def test_the_papers_own_difference_is_of_the_column_that_asks_the_same(tmp_path: Path) -> None:
+def test_the_published_difference_is_that_of_the_column_of_the_same_setting(tmp_path: Path) -> None:
     """Table 4 at 100:1 and 200:1 (printed as 500:1): accuracy of IGLU at 0.5 minus ReLU's."""
     tasks = planned(tmp_path, grid_runs())
     found = [
@@ -228,17 +228,17 @@ def test_the_papers_own_difference_is_of_the_column_that_asks_the_same(tmp_path:
     assert found == pytest.approx([1.44, 2.28])
 
 
-def test_of_a_grid_that_was_stopped_only_the_seeds_that_all_have_count(tmp_path: Path) -> None:
+def test_an_incomplete_grid_is_compared_on_the_seeds_that_all_activations_have(tmp_path: Path) -> None:
     runs = [run for run in grid_runs() if run.recipe.seed < 2 or run.recipe.activation == "relu"]
     tasks = planned(tmp_path, runs)
     assert {one.found.size for task in tasks for one in task.differences} == {2}
 
 
-def test_a_grid_of_which_an_activation_was_not_run_compares_nothing(tmp_path: Path) -> None:
+def test_a_grid_with_an_activation_that_was_not_run_has_no_comparison(tmp_path: Path) -> None:
     assert planned(tmp_path, [run for run in grid_runs() if run.recipe.activation != "iglu:5"]) == ()
 
 
-def test_what_has_one_seed_is_no_comparison_and_costs_the_others_nothing() -> None:
+def test_an_activation_with_one_seed_is_inconclusive_and_does_not_change_the_other_p_values() -> None:
     chosen = [
         run for run in grid_runs() if run.recipe.ratio == 100 and run.recipe.activation in ("relu", "gelu")
     ]
@@ -251,10 +251,10 @@ def test_what_has_one_seed_is_no_comparison_and_costs_the_others_nothing() -> No
     assert found["silu"].category == "inconclusive"
 
 
-# -- the same runs again -------------------------------------------------------------------------------
+# -- replicated runs -----------------------------------------------------------------------------------
 
 
-def test_a_repeated_run_is_a_repeat_and_a_copy_is_not() -> None:
+def test_a_replicated_run_counts_as_a_replication_and_a_copy_does_not() -> None:
     first = [run_of(LT.replace(seed=seed), {"test_acc": 50.0 + seed}) for seed in range(3)]
     copy = run_of(LT.replace(seed=0), {"test_acc": 50.0})
     again = [
@@ -272,7 +272,7 @@ def test_a_repeated_run_is_a_repeat_and_a_copy_is_not() -> None:
     assert cells["standard deviation between seeds"].number == pytest.approx(1.0)
 
 
-def test_repeats_without_a_number_have_a_line_that_says_how_many_they_are() -> None:
+def test_replications_without_a_number_have_a_line_with_their_count() -> None:
     found = repeated([run_of(LT, {"test_acc": math.nan}, date=day) for day in ("today", "tomorrow")])
     headers, cells = _line(found)
     assert [cell.text for cell in cells[2:]] == ["1", "", "", "", "", ""]
@@ -284,7 +284,7 @@ def _line(found: Any) -> tuple[Any, Any]:
     return table.headers, table.rows[0]
 
 
-def test_repeats_are_listed_in_the_sources_and_count_once(tmp_path: Path) -> None:
+def test_replications_are_listed_in_the_sources_and_count_once(tmp_path: Path) -> None:
     for name in ("one", "two"):
         add_to_archive([run_of(LT, {"test_acc": 50.0}, date=name)], tmp_path / f"{name}.jsonl")
     found = gather([tmp_path])
@@ -296,7 +296,7 @@ def test_repeats_are_listed_in_the_sources_and_count_once(tmp_path: Path) -> Non
 # -- over epochs ---------------------------------------------------------------------------------------
 
 
-def test_a_learned_sigma_is_a_curve_a_layer_and_channels_are_averaged() -> None:
+def test_a_learned_sigma_has_one_curve_per_layer_averaged_over_channels() -> None:
     runs = [
         run_of(
             LT.replace(activation="iglu:learnable=5", seed=seed),
@@ -320,7 +320,7 @@ def test_a_curve_has_the_epochs_that_every_seed_has() -> None:
     assert found["train_loss"].epochs == (1.0, 2.0)
 
 
-def test_no_band_of_an_accuracy_passes_100_and_none_of_a_loss_0() -> None:
+def test_no_band_of_an_accuracy_exceeds_100_and_none_of_a_loss_is_below_0() -> None:
     runs = [
         run_of(LT.replace(seed=seed), {"test_acc": 99.0 + seed, "test_loss": 0.1 + seed}) for seed in range(2)
     ]

@@ -53,7 +53,7 @@ def _file(folder: Path, content: str = FILE) -> str:
     return str(path)
 
 
-def _figures(out: Path) -> dict[str, object]:
+def _metrics(out: Path) -> dict[str, object]:
     runs, problems = read_runs(out)
     assert not problems
     assert {run.status for run in runs} == {"finished"}
@@ -107,7 +107,7 @@ def test_a_run_has_one_thread_unless_the_file_or_the_flag_says_more(tmp_path: Pa
     assert {recipe.threads for recipe in read_grid(file, changes={"threads": 3}).runs} == {3}
 
 
-def test_a_field_is_set_as_the_flag_is_written_too() -> None:
+def test_a_field_may_be_spelled_like_its_flag() -> None:
     assert read_field("steps-per-epoch=3") == ("steps_per_epoch", 3)
 
 
@@ -127,7 +127,7 @@ def test_a_field_is_set_as_the_flag_is_written_too() -> None:
         (FILE + "epochs = 3", "is not TOML"),
     ],
 )
-def test_a_bad_file_is_named_with_its_key(
+def test_an_invalid_file_is_named_with_its_key(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.sweep([_file(tmp_path, content), "--dry-run"]) == cli.USER_ERROR
@@ -153,7 +153,7 @@ def test_a_bad_file_is_named_with_its_key(
         (["table4", "--time-limit", "soon"], "--time-limit must be"),
     ],
 )
-def test_an_invalid_flag_is_rejected_with_the_reason(
+def test_an_invalid_flag_is_an_error_with_the_reason(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.sweep([*flags, "--dry-run"]) == cli.USER_ERROR
@@ -163,7 +163,7 @@ def test_an_invalid_flag_is_rejected_with_the_reason(
 # -- the estimate ----------------------------------------------------------------------------------
 
 
-def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
+def test_the_estimate_is_made_from_existing_runs(tmp_path: Path) -> None:
     (result,) = run_local([RECIPE], out=tmp_path)
     assert result.run is not None
     epoch = sum(row["seconds"] + row["test_seconds"] for row in result.run.history) / 2
@@ -175,7 +175,7 @@ def test_the_estimate_is_made_from_runs_that_are_there(tmp_path: Path) -> None:
     assert math.isnan(durations([other], [result.run])[other])
 
 
-def test_the_wall_clock_is_an_even_share_but_no_less_than_the_longest_run() -> None:
+def test_the_wall_time_is_an_even_share_but_no_less_than_the_longest_run() -> None:
     assert wall_seconds([10, 10, 10, 10], jobs=2) == 20
     assert wall_seconds([10, 50, math.nan], jobs=2) == 50
 
@@ -203,7 +203,7 @@ def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, capsys: pytest.
 # -- running ---------------------------------------------------------------------------------------
 
 
-def test_a_sweep_with_tails_writes_them_into_the_last_line_of_each_run(tmp_path: Path) -> None:
+def test_a_sweep_with_tails_writes_them_to_the_last_line_of_each_run(tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text(
         'recipes = ["digits-lt"]\nactivations = ["relu"]\nseeds = 1\nepochs = 2\nsteps_per_epoch = 2'
@@ -245,7 +245,7 @@ def test_a_field_with_several_values_is_run_with_each(tmp_path: Path) -> None:
         ('metric = "test_acc"\nreference = "relu"\nclaims = 3', "claims of a plan must be a table"),
     ],
 )
-def test_a_plan_that_does_not_fit_its_grid_is_refused(plan: str, message: str, tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_its_grid_raises(plan: str, message: str, tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     grid.write_text(f'recipes = ["digits"]\nactivations = ["relu", "gelu"]\n[plan]\n{plan}')
     with pytest.raises(ValueError, match=message):
@@ -262,7 +262,7 @@ def test_a_plan_that_does_not_fit_its_grid_is_refused(plan: str, message: str, t
         ("lr = [1e-3, 3e-3]", "the comparisons of a plan need one setting, got 2"),
     ],
 )
-def test_a_grid_file_that_cannot_be_meant_is_refused(fields: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_grid_file_raises(fields: str, message: str, tmp_path: Path) -> None:
     grid = tmp_path / "grid.toml"
     plan = '[plan]\nmetric = "test_acc"\nreference = "relu"\nprimary = { a = ["gelu", "relu"] }'
     grid.write_text(f'recipes = ["digits"]\nactivations = ["relu", "gelu"]\n{fields}\n{plan}')
@@ -321,12 +321,12 @@ def test_a_stopped_sweep_resumes_with_more_seeds(tmp_path: Path, capsys: pytest.
     assert "4 finished, 0 failed, 0 remaining" in shown
     assert "- ReLU" in shown
     assert (first.folder / "provenance.jsonl").read_text() == before
-    assert len(_figures(tmp_path / "out")) == 4
+    assert len(_metrics(tmp_path / "out")) == 4
     assert cli.sweep(flags) == 0
     assert "0 of 4 runs remaining" in capsys.readouterr().out
 
 
-def test_a_sweep_shows_no_means_before_the_look_of_its_plan(
+def test_a_sweep_shows_no_means_before_the_first_look_of_its_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = '\n[plan]\nmetric = "test_acc"\nreference = "relu"\nlooks = [2]\n'
@@ -349,7 +349,7 @@ def test_a_sweep_shows_no_means_before_the_look_of_its_plan(
 def test_a_sweep_resumes_on_another_machine_from_an_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seed 0 was run there and recorded; here seed 1 alone is left, and the mean is of both."""
+    """Seed 0 was run and recorded there; only seed 1 is run here, and the mean is of both."""
     file = str(tmp_path / "there.jsonl")
     assert cli.sweep([_file(tmp_path), "--out", str(tmp_path / "there"), "--seeds", "1"]) == 0
     assert cli.runs([str(tmp_path / "there"), "--record", file]) == 0
@@ -362,15 +362,15 @@ def test_a_sweep_resumes_on_another_machine_from_an_archive(
     assert cli.sweep([_file(tmp_path), "--known", str(tmp_path / "nowhere")]) == 2
 
 
-def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path: Path) -> None:
+def test_numbers_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> None:
     recipes = read_grid(_file(tmp_path), changes={"threads": 1}).runs
     for jobs in (1, 2):
         run_local(recipes, out=tmp_path / str(jobs), jobs=jobs)
-    assert _figures(tmp_path / "1") == _figures(tmp_path / "2")
+    assert _metrics(tmp_path / "1") == _metrics(tmp_path / "2")
 
 
 class _Kills(SweepObserver):
-    """Kills the first worker that speaks, as the system does when memory runs out."""
+    """Kills the first worker that reports progress, as the system does when memory runs out."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -390,20 +390,20 @@ def test_a_killed_worker_fails_its_run_alone_and_the_next_call_repeats_it(tmp_pa
     assert grid_status(recipes, tmp_path / "out").remaining == recipes[:1]
     run_local(recipes[:1], out=tmp_path / "out")
     run_local(recipes, out=tmp_path / "quiet")
-    assert _figures(tmp_path / "out") == _figures(tmp_path / "quiet")
+    assert _metrics(tmp_path / "out") == _metrics(tmp_path / "quiet")
 
 
 def test_failed_and_diverged_runs_are_named_and_the_others_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    spoilt = out / RECIPE.replace(activation="iglu:0.5", seed=1).folder_name
-    spoilt.mkdir(parents=True)
-    (spoilt / "recipe.json").write_text("{")
+    damaged = out / RECIPE.replace(activation="iglu:0.5", seed=1).folder_name
+    damaged.mkdir(parents=True)
+    (damaged / "recipe.json").write_text("{")
     flags = [_file(tmp_path), "--out", str(out)]
     assert cli.sweep(flags) == cli.FAILED
     shown = capsys.readouterr().out
-    assert f"failed: {spoilt.name}: {spoilt / 'recipe.json'} cannot be read" in shown
+    assert f"failed: {damaged.name}: {damaged / 'recipe.json'} cannot be read" in shown
     assert "3 finished, 1 failed, 0 remaining" in shown
     assert cli.sweep([*flags, "--seeds", "1", "--set", "lr=1e30", "max_grad_norm=none"]) == 0
     shown = capsys.readouterr().out
@@ -418,7 +418,7 @@ def test_runs_without_data_fail_at_once_with_the_reason(tmp_path: Path) -> None:
     assert "No text 'nowhere.txt'" in found.failure
 
 
-def test_a_run_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path: Path) -> None:
+def test_a_run_waits_for_a_locked_folder_and_fails_after_the_timeout(tmp_path: Path) -> None:
     said: list[Progress] = []
 
     def report(progress: Progress) -> bool:
@@ -451,7 +451,7 @@ def test_a_run_waits_for_a_folder_that_is_held_and_gives_up_in_the_end(tmp_path:
     assert result.run.status == "finished"
 
 
-def test_a_sweep_shows_what_a_run_says_when_it_begins_and_once(tmp_path: Path) -> None:
+def test_a_sweep_shows_the_messages_of_a_starting_run_once(tmp_path: Path) -> None:
     class StopAt(Observer):
         def stepped(self, training: Training) -> bool:
             return training.total_steps == 4
@@ -476,7 +476,7 @@ def test_a_sweep_shows_what_a_run_says_when_it_begins_and_once(tmp_path: Path) -
     assert "set aside as state.json.damaged2" in text.getvalue()
 
 
-def test_a_running_sweep_shows_where_each_run_is_and_that_one_begins() -> None:
+def test_a_running_sweep_shows_the_progress_of_each_run() -> None:
     lines = SweepDisplay(Terminal(file=io.StringIO()), 3)
     lines.progressed(RECIPE, Progress(2, 12, 0.5, "loss 0.5"))
     lines.progressed(RECIPE.replace(seed=7), None)
@@ -527,10 +527,10 @@ def _is_alive(group: int) -> bool:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The figures of a sweep that was left alone."""
+    """The metrics of an uninterrupted sweep."""
     folder = tmp_path_factory.mktemp("quiet")
     run_local(read_grid(_file(folder, LONG), changes={"threads": 1}).runs, out=folder / "out")
-    return _figures(folder / "out")
+    return _metrics(folder / "out")
 
 
 @pytest.mark.parametrize("way", ["ctrl-c", "kill", "time limit"])
@@ -545,13 +545,13 @@ def test_an_interrupted_sweep_resumes_to_the_numbers_of_an_uninterrupted_one(
         process = _start(target, out)
         _wait_for_checkpoint(out)
         if way == "ctrl-c":
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+            os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
         else:
             process.kill()
         shown = process.communicate(timeout=120)[0]
         assert process.returncode == (cli.INTERRUPTED if way == "ctrl-c" else -signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while _is_alive(process.pid):  # workers of a killed sweep see to their end themselves
+        while _is_alive(process.pid):  # the workers of a killed sweep end by themselves
             assert time.monotonic() < deadline
             time.sleep(0.1)
     if way != "kill":
@@ -566,10 +566,10 @@ def test_an_interrupted_sweep_resumes_to_the_numbers_of_an_uninterrupted_one(
             "finished",
         }
     run_local(found.remaining, out=out)
-    assert _figures(out) == quiet
+    assert _metrics(out) == quiet
 
 
-def test_outcomes_come_in_the_order_in_which_runs_end(tmp_path: Path) -> None:
+def test_results_are_in_the_order_in_which_runs_end(tmp_path: Path) -> None:
     ends: list[RunResult] = []
 
     class Notes(SweepObserver):

@@ -1,4 +1,4 @@
-"""The same runs on a real Ray cluster of two nodes, one of which is lost on the way."""
+"""The same runs on a real Ray cluster of two nodes, one of which is lost during the runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_run_on_a_node_has_the_numbers_of_the_local_run(
 ) -> None:
     monkeypatch.setenv("IGLU_CACHE", str(tmp_path / "cache"))
     recipe = RECIPES[1].replace(epochs=1, steps_per_epoch=2)
-    said = _Hears()
+    said = _Ends()
     (result,) = run_on_ray([recipe], address="local", out=tmp_path / "ray", observer=said)
     (local,) = run_local([recipe], out=tmp_path / "local")
     assert result.run is not None
@@ -83,7 +83,7 @@ def test_a_run_on_a_node_has_the_numbers_of_the_local_run(
     assert not ray.is_initialized()
 
 
-class _Hears(SweepObserver):
+class _Ends(SweepObserver):
     def __init__(self) -> None:
         self.ends: list[RunResult] = []
 
@@ -92,7 +92,7 @@ class _Hears(SweepObserver):
 
 
 @pytest.mark.slow
-def test_with_a_node_lost_every_cell_ends_with_the_numbers_of_the_local_run(
+def test_after_the_loss_of_a_node_every_run_has_the_numbers_of_the_local_run(
     cluster: Any, tmp_path: Path
 ) -> None:
     observer = _LosesItsNode(cluster)
@@ -112,7 +112,9 @@ def test_with_a_node_lost_every_cell_ends_with_the_numbers_of_the_local_run(
 
 
 @pytest.mark.slow
-def test_a_stop_leaves_runs_at_a_checkpoint_and_others_unbegun(cluster: Any, tmp_path: Path) -> None:
+def test_a_stop_leaves_started_runs_at_a_checkpoint_and_does_not_start_the_others(
+    cluster: Any, tmp_path: Path
+) -> None:
     stop = threading.Event()
 
     class StopsEarly(SweepObserver):
@@ -131,7 +133,7 @@ def test_a_stop_leaves_runs_at_a_checkpoint_and_others_unbegun(cluster: Any, tmp
     assert all(checkpoints(result.run.folder) for result in results if result.run is not None)
 
 
-def test_figures_from_a_node_with_its_own_disk_are_written_down(tmp_path: Path) -> None:
+def test_files_from_a_node_with_its_own_disk_are_copied(tmp_path: Path) -> None:
     (result,) = run_local([RECIPES[0].replace(epochs=1)], out=tmp_path / "node")
     assert result.run is not None
     names = ("recipe.json", "provenance.jsonl", "metrics.jsonl", "state.json")
@@ -141,5 +143,5 @@ def test_figures_from_a_node_with_its_own_disk_are_written_down(tmp_path: Path) 
     assert read_run(here).history == result.run.history
     later = (here / "metrics.jsonl").stat().st_mtime_ns
     time.sleep(0.01)
-    copy_files(files, here)  # as if the folder were shared: it has it all
+    copy_files(files, here)  # as if the folder were shared: it has all files already
     assert (here / "metrics.jsonl").stat().st_mtime_ns == later

@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_bit(recipe: Recipe, tmp_pat
     assert first.without_timings() != other.without_timings()
 
 
-def test_fit_leaves_threads_and_random_state_as_they_were(tmp_path: Path) -> None:
+def test_fit_leaves_threads_and_random_state_unchanged(tmp_path: Path) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     fit(IMAGES, out=tmp_path)
     assert torch.get_num_threads() == threads
@@ -151,12 +151,12 @@ def test_how_often_a_run_is_evaluated_changes_none_of_its_numbers(tmp_path: Path
     seldom = fit(IMAGES.replace(epochs=3, evaluate_every=2), out=tmp_path / "seldom")
     assert [("test_acc" in row) for row in seldom.history] == [False, True, True]
     rows = zip(often.without_timings(), seldom.without_timings(), strict=True)
-    assert all(row.items() <= whole.items() for whole, row in rows)
+    assert all(row.items() <= complete.items() for complete, row in rows)
     assert seldom.last == seldom.history[-1]
     assert read_run(seldom.folder).history == seldom.history
 
 
-def test_the_long_tail_is_one_for_all_seeds_unless_it_follows_the_seed() -> None:
+def test_the_long_tail_is_the_same_for_all_seeds_unless_it_follows_the_seed() -> None:
     def kept(recipe: Recipe) -> Tensor:
         task = load_workload(recipe)
         assert isinstance(task, ImageWorkload)
@@ -180,7 +180,7 @@ def test_every_learned_sigma_is_in_the_metrics(constrain: bool, tmp_path: Path) 
     assert "sigmas" not in fit(IMAGES, out=tmp_path).last
 
 
-def test_bits_a_byte_are_those_of_the_text_whatever_the_tokens(tmp_path: Path) -> None:
+def test_bits_per_byte_take_the_length_of_tokens_into_account(tmp_path: Path) -> None:
     task = load_workload(TEXT)
     outputs = torch.zeros(2, 31, 256)
     targets = torch.randint(256, (2, 31), generator=torch.Generator().manual_seed(0))
@@ -194,16 +194,18 @@ def test_bits_a_byte_are_those_of_the_text_whatever_the_tokens(tmp_path: Path) -
 @pytest.mark.parametrize(
     "recipe", [IMAGES.replace(norm=False), TEXT, VIT.replace(dropout=0.0)], ids=["images", "text", "vit"]
 )
-def test_a_batch_in_parts_gives_the_numbers_of_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
-    whole = fit(recipe, out=tmp_path)
+def test_gradient_accumulation_gives_the_numbers_of_the_complete_batch(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    complete = fit(recipe, out=tmp_path)
     parts = fit(recipe.replace(gradient_accumulation=3), out=tmp_path)
-    for row, other in zip(whole.history, parts.history, strict=True):
+    for row, other in zip(complete.history, parts.history, strict=True):
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-3)
 
 
-class _Count(Observer):
-    """Counts by hand what the training metrics of an epoch are made of."""
+class _TrainingMetrics(Observer):
+    """Computes the training metrics of an epoch by hand."""
 
     def __init__(self) -> None:
         self.right, self.there, self.loss, self.rows = 0, 0, 0.0, list[dict[str, float]]()
@@ -234,7 +236,7 @@ class _Count(Observer):
 
 
 def test_training_metrics_are_means_over_the_samples_of_the_epoch(tmp_path: Path) -> None:
-    count = _Count()
+    count = _TrainingMetrics()
     recipe = RECIPES["digits"].replace(
         epochs=2, steps_per_epoch=3, batch_size=20, gradient_accumulation=3, threads=1
     )
@@ -270,7 +272,7 @@ def test_perplexity_falls_and_is_the_exponential_of_the_loss(tmp_path: Path) -> 
     assert run.metric == "perplexity"
 
 
-def test_every_figure_of_an_epoch_is_on_its_line(tmp_path: Path) -> None:
+def test_all_metrics_of_an_epoch_are_on_its_line(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path)
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -296,13 +298,13 @@ def test_warm_up_and_decay_are_those_of_transformers() -> None:
         schedule.step()
 
 
-def test_cosine_is_stepped_once_an_epoch() -> None:
+def test_cosine_is_stepped_once_per_epoch() -> None:
     recipe = RECIPES["resnet20-cifar10"]
     assert learning_rate(recipe, 0, 390, 391) == 1e-3
     assert learning_rate(recipe, 100, 39100, 391) == pytest.approx(5e-4)
 
 
-def test_an_epoch_goes_once_through_the_data_unless_it_is_to_end_before() -> None:
+def test_an_epoch_is_one_pass_over_the_data_unless_steps_per_epoch_is_set() -> None:
     recipe = IMAGES.replace(steps_per_epoch=None, batch_size=16)
     assert [epoch_length(recipe, samples) for samples in (15, 16, 17, 416, 417)] == [1, 1, 2, 26, 27]
     assert [epoch_length(recipe.replace(steps_per_epoch=2), samples) for samples in (16, 417)] == [1, 2]
@@ -317,7 +319,7 @@ class _Seeds(Observer):
         return False
 
 
-def test_dropout_is_drawn_anew_at_each_step_and_for_each_seed(tmp_path: Path) -> None:
+def test_every_step_of_every_seed_has_its_own_random_seed(tmp_path: Path) -> None:
     seen = []
     for seed in (0, 1):
         seeds = _Seeds()
@@ -333,23 +335,23 @@ def test_the_shares_of_all_processes_make_up_the_batch(
     count: int, world: int, gradient_accumulation: int
 ) -> None:
     shares = [batch_parts(count, gradient_accumulation, rank, world) for rank in range(world)]
-    whole = batch_parts(count, gradient_accumulation)
-    for index, part in enumerate(whole):
+    complete = batch_parts(count, gradient_accumulation)
+    for index, part in enumerate(complete):
         rows = [list(range(count)[parts[index]]) for parts in shares]
         assert list(itertools.chain(*rows)) == list(range(count)[part]) != []
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
-    assert {len(parts) for parts in shares} == {len(whole)} == {min(gradient_accumulation, count)}
+    assert {len(parts) for parts in shares} == {len(complete)} == {min(gradient_accumulation, count)}
 
 
 # -- several processes -----------------------------------------------------------------------------
-# From a server that has imported torch already: they start at once.
+# From a server that has imported torch already, so that they start at once.
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["iglu_lab.training.loop"])
 
 
 def _be_one_of(world: int, rank: int, port: int, work: Callable[..., object], *arguments: Any) -> None:
-    """What torchrun says to each process it starts."""
+    """Set the environment variables that torchrun sets, then do the work."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ |= {name: str(number) for name, number in numbers.items()}
     os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
@@ -384,7 +386,7 @@ def _assert_same_numbers(one: Run, other: Run, rel: float) -> None:
 
 
 def _normalize(folder: Path) -> None:
-    """Batches of 3, 5 and 0 samples, of which each process takes its share; written down by each."""
+    """Normalize the share of this process, of 3, 5 and 0 samples, and save the results."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     network = torch.load(folder / "network", weights_only=False)
@@ -401,7 +403,7 @@ def _normalize(folder: Path) -> None:
     distributed.destroy_process_group()
 
 
-def test_batch_norm_over_processes_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+def test_batch_norm_over_processes_is_that_of_the_complete_batch(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.BatchNorm2d(4), nn.Sequential(nn.SiLU(), nn.BatchNorm2d(4, momentum=None)))
     network.double()
@@ -435,7 +437,7 @@ def test_two_processes_give_the_numbers_of_one(recipe: Recipe, tmp_path: Path) -
     torch.testing.assert_close(_weights(together.folder), _weights(alone.folder), rtol=1e-3, atol=1e-4)
 
 
-def test_two_processes_that_diverge_name_the_layer_and_end(tmp_path: Path) -> None:
+def test_two_processes_that_diverge_end_and_name_the_layer(tmp_path: Path) -> None:
     recipe = IMAGES.replace(gradient_accumulation=2)
     _together(2, _fit_watched, recipe, tmp_path, _Break("layer2.0.conv2.weight", 5))
     run = read_run(tmp_path / recipe.folder_name)
@@ -491,7 +493,7 @@ class _BreakBackward(Observer):
         training.model.get_submodule("layer3.0.conv1").register_forward_hook(hook)
 
 
-def test_a_nan_of_the_backward_pass_is_traced_to_its_layer(tmp_path: Path) -> None:
+def test_a_nan_in_the_backward_pass_is_traced_to_its_layer(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path, observers=[_BreakBackward()])
     assert run.status == "diverged"
     assert "the gradient of layer3.0.conv1.weight" in run.message
@@ -501,12 +503,12 @@ def test_a_learning_rate_that_is_far_too_high_diverges(tmp_path: Path) -> None:
     assert fit(IMAGES.replace(lr=1e30, norm=False), out=tmp_path).status == "diverged"
 
 
-def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:
+def test_fp16_on_a_cpu_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="16-mixed' needs a GPU"):
         fit(IMAGES.replace(precision="16-mixed"), out=tmp_path)
 
 
-def test_a_model_for_the_other_kind_of_data_is_refused(tmp_path: Path) -> None:
+def test_a_model_for_another_kind_of_data_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gpt2-nano needs text, digits has images"):
         fit(IMAGES.replace(model="gpt2-nano"), out=tmp_path)
     with pytest.raises(ValueError, match=r"model must be one of .*got 'resnet21'. Did you mean"):
@@ -561,7 +563,7 @@ class _Extra(Observer):
         return {"largest": max(p.abs().max().item() for p in training.model.parameters())}
 
 
-def test_what_an_observer_returns_is_on_the_line_of_metrics(tmp_path: Path) -> None:
+def test_the_values_that_an_observer_returns_are_among_the_metrics(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path, observers=[_Extra()])
     assert all(row["largest"] > 0 for row in run.history)
     weights = [value for name, value in _weights(run.folder).items() if name.endswith(("weight", "bias"))]
@@ -569,7 +571,7 @@ def test_what_an_observer_returns_is_on_the_line_of_metrics(tmp_path: Path) -> N
     assert read_run(run.folder).last["largest"] == largest
 
 
-def test_a_run_gives_back_its_trained_model(tmp_path: Path) -> None:
+def test_the_trained_model_of_a_run_can_be_loaded(tmp_path: Path) -> None:
     run = fit(IMAGES, out=tmp_path)
     model = load_model(run)
     task = load_workload(IMAGES)
@@ -578,7 +580,7 @@ def test_a_run_gives_back_its_trained_model(tmp_path: Path) -> None:
     assert 100 * right / 500 == pytest.approx(run.last["test_acc"])
 
 
-def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> None:
+def test_outside_a_terminal_there_is_one_plain_line_per_epoch(tmp_path: Path) -> None:
     text = io.StringIO()
     fit(IMAGES, out=tmp_path, observers=[Display(Terminal(file=text, width=80))])
     lines = text.getvalue().splitlines()
@@ -587,28 +589,28 @@ def test_outside_a_terminal_there_is_a_plain_line_an_epoch(tmp_path: Path) -> No
     assert "\x1b" not in text.getvalue()
 
 
-def test_a_run_that_had_been_stopped_at_its_limit_says_so(tmp_path: Path) -> None:
+def test_a_run_that_has_stopped_at_its_limit_states_so(tmp_path: Path) -> None:
     text = io.StringIO()
     for _ in range(2):
         fit(IMAGES.replace(stop_after=1), out=tmp_path, observers=[Display(Terminal(file=text, width=200))])
     assert "already stopped" in text.getvalue()
 
 
-def test_a_rate_is_of_images_or_of_tokens_that_are_predicted(tmp_path: Path) -> None:
+def test_the_rate_counts_images_or_predicted_tokens(tmp_path: Path) -> None:
     for recipe, units in ((IMAGES, 1), (TEXT, TEXT.context - 1)):
         task = load_workload(recipe)
         training = Training(recipe, tmp_path, task, nn.Identity(), 1, sums={"samples": 10.0, "seconds": 4.0})
         assert training.rate == 2.5 * units
 
 
-def test_in_a_terminal_the_line_is_live(tmp_path: Path) -> None:
+def test_in_a_terminal_the_speed_is_shown(tmp_path: Path) -> None:
     text = io.StringIO()
     console = Terminal(file=text, width=120, force_terminal=True)
     fit(IMAGES, out=tmp_path, observers=[Display(console)])
     assert "images/s" in text.getvalue()
 
 
-def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -670,7 +672,7 @@ def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_command_with_its_status_and_the_command_that_resumes(
+def test_a_signal_ends_the_command_with_its_status_and_shows_how_to_resume(
     number: signal.Signals,
     status: int,
     tmp_path: Path,
@@ -702,7 +704,7 @@ def test_a_signal_before_the_first_step_ends_at_once_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_had_finished_says_so_and_is_not_run_again(
+def test_a_run_that_has_finished_states_so_and_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["digits-lt", "--epochs", "1", "--steps-per-epoch", "2", "--threads", "1", "--out", str(tmp_path)]
@@ -713,7 +715,7 @@ def test_a_run_that_had_finished_says_so_and_is_not_run_again(
     again = capsys.readouterr().out
     assert "already finished" in again
     assert "train loss" not in again
-    assert first.splitlines()[-3:] == again.splitlines()[-3:]  # how it ended, where, what comes next
+    assert first.splitlines()[-3:] == again.splitlines()[-3:]  # the status, the folder and the next command
     assert again.splitlines()[-1] == f"next: iglu runs {tmp_path}"
 
 
@@ -729,7 +731,7 @@ def test_a_run_that_had_finished_says_so_and_is_not_run_again(
     ],
     ids=["data", "device", "model", "images", "misspelt", "text"],
 )
-def test_a_start_that_fails_is_one_line_and_leaves_no_folder(
+def test_a_start_that_fails_gives_one_line_of_error_and_leaves_no_folder(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     argv = [word.format(tmp_path) for word in argv]
@@ -749,7 +751,7 @@ def test_a_start_that_fails_is_one_line_and_leaves_no_folder(
 
 
 @pytest.mark.parametrize(("name", "of_your_own"), [("igul:5", True), ("iglu:abc", False), ("relu:5", False)])
-def test_only_an_unknown_activation_may_be_one_of_your_own(
+def test_only_for_an_unknown_activation_does_the_error_mention_the_flag_import(
     name: str, of_your_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.train(["digits", "--activation", name, "--out", str(tmp_path / "runs")]) == 2
@@ -768,7 +770,7 @@ def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path, capsys: pytest
         assert shown[-2] == str(run.folder)
 
 
-def test_the_command_names_a_recipe_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_recipe_is_an_error_with_the_nearest_known_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.train(["resnet20-cifar1000"]) == 2
     assert "Did you mean 'resnet20-cifar100'?" in capsys.readouterr().err
 
@@ -802,7 +804,7 @@ _fit_in_double(Recipe.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
-def test_of_two_processes_that_the_command_starts_one_speaks(tmp_path: Path) -> None:
+def test_of_two_processes_that_the_command_starts_only_one_prints(tmp_path: Path) -> None:
     small = ["--epochs", "1", "--steps-per-epoch", "1", "--threads", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "iglu", "train", "digits-lt", *small]
     done = subprocess.run(
@@ -849,5 +851,5 @@ def test_the_papers_accuracy_of_a_long_tail_is_a_mean_over_batches_of_the_mean_o
         expected.append(sum(classes) / len(classes))
     found = task.test_metrics(sums.tolist())
     assert found["test_acc_batch_balanced"] == pytest.approx(100 * sum(expected) / len(expected), rel=1e-6)
-    list(task.test_batches(0, 2))  # every other image: other batches than the paper's
+    list(task.test_batches(0, 2))  # every second image: not the batches of the paper
     assert "test_acc_batch_balanced" not in task.test_metrics(sums.tolist())

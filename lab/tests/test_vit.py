@@ -24,8 +24,8 @@ def test_vit_tiny_has_the_parameters_and_activations_of_the_paper() -> None:
     assert sum(p.numel() for p in bare.parameters()) == 5_481_610 - 25 * 2 * 192
 
 
-def test_the_small_transformers_have_the_sizes_they_are_told_by() -> None:
-    """A block has 12 w^2 weights; its biases and norms are 10 w without and 13 w with one on q, k and v."""
+def test_the_small_transformers_have_the_documented_numbers_of_parameters() -> None:
+    """A block has 12 w^2 weights; its biases and norms are 10 w, or 13 w with biases on q, k and v."""
     vit, mini, nano = (MODELS[name] for name in ("vit-mini", "gpt2-mini", "gpt2-nano"))
     count = sum(p.numel() for p in ViT(vit).parameters())
     assert count == (3 * 4 * 4 + 1) * 96 + 3 * 96 + 4 * (12 * 96**2 + 10 * 96) + 97 * 10
@@ -36,7 +36,7 @@ def test_the_small_transformers_have_the_sizes_they_are_told_by() -> None:
         assert config.heads == heads
 
 
-def test_vit_attends_as_the_formula_says() -> None:
+def test_vit_computes_the_formula_of_attention() -> None:
     config = ViTConfig(image=12, patch=4, width=12, heads=3, layers=1, dropout=0.0)
     model = ViT(config, classes=4).eval().double()
     images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_positions_are_sines_and_cosines_in_turn() -> None:
             assert found[position, 2 * index : 2 * index + 2].tolist() == pytest.approx(pair, rel=1e-6)
 
 
-def test_vit_drops_hidden_units_too_and_gpt2_does_not_and_neither_when_evaluated() -> None:
+def test_vit_applies_dropout_to_hidden_units_gpt2_does_not_and_neither_does_in_evaluation() -> None:
     models = (
         (ViT(ViTConfig(image=8, patch=4, width=12, heads=3, layers=1, dropout=0.5)), 3),
         (GPT2(GPT2Config(vocabulary=9, context=4, width=12, heads=3, layers=1, dropout=0.5)), 2),
@@ -86,7 +86,7 @@ def test_vit_drops_hidden_units_too_and_gpt2_does_not_and_neither_when_evaluated
         calls: list[int] = []
         model.blocks[0].dropout.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         first = model(inputs)
-        assert len(calls) == times  # after attention, [the activation] and the layer behind it
+        assert len(calls) == times  # after attention, [the activation] and the following layer
         assert not torch.equal(first, model(inputs))
         model.eval()
         assert torch.equal(model(inputs), model(inputs))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import copy
 import functools
-import io
 import linecache
+import math
 import pickle
 import subprocess
 import sys
@@ -296,9 +296,10 @@ def test_a_gate_is_replaced_if_only_selects_it() -> None:
 )
 def test_only_matches_call_sites(only: Any, expected: list[str]) -> None:
     model = ResNet().eval()
-    assert places(swap(model, "iglu", only=only)) == expected
     x = torch.randn(2, 3, 8, 8)
-    assert not torch.equal(model(x), ResNet.forward(model, x)) or expected != ["relu_1"]
+    before = model(x)
+    assert places(swap(model, "iglu", only=only)) == expected
+    assert not torch.equal(model(x), before)
 
 
 def test_a_mapping_gives_call_sites_different_activations() -> None:
@@ -321,7 +322,7 @@ def test_a_call_site_in_a_loop_becomes_one_module() -> None:
     model = Loop()
     assert places(swap(model, "iglu:learnable")) == ["relu_1"]
     model(X4).sum().backward()
-    assert model.relu_1.log_sigma.grad.isfinite().all()
+    assert 0 < model.relu_1.log_sigma.grad.abs() < math.inf
 
 
 def test_names_of_new_modules_do_not_clash_with_attributes() -> None:
@@ -1452,6 +1453,4 @@ def test_the_number_of_parses_does_not_grow_with_the_calls_in_a_forward() -> Non
         patch.setattr(ast, "parse", counting)
         assert len(swap(model, "iglu:1").replaced) == 200
     assert len(counted) < 12
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    model(X4)
+    assert model(X4).isfinite().all()

@@ -214,9 +214,8 @@ def test_least_squares_needs_as_many_rows_as_inputs():
     record = iglu.recalibrate(swapped(like), few, like=like)
     assert [each.reason for each in record.left] == [NO_BIAS + "22 rows for 24 inputs are too few"]
     enough = [batch[:12] for batch in batches(3)]
-    assert not any(
-        "too few" in each.reason for each in iglu.recalibrate(swapped(like), enough, like=like).left
-    )
+    (left,) = iglu.recalibrate(swapped(like), enough, like=like).left
+    assert left.reason.startswith("no correction reduces its error")  # fitted, but worse on the batch held out
 
 
 class Encoder(nn.Module):
@@ -497,7 +496,8 @@ def test_a_batch_norm_fused_with_its_activation_is_corrected_like_the_separate_l
     assert [(each.place, each.method) for each in record.corrected] == [
         (each.place, each.method) for each in expected.corrected
     ]
-    assert {each.place for each in record.corrected} >= {"3"} if method == "norms" else {"2", "5"}
+    places = {"least-squares": {"2", "5"}, "shift": {"3", "5"}, "norms": {"3"}}
+    assert {each.place for each in record.corrected} >= places[method]
     assert [each.reason for each in record.left] == [each.reason for each in expected.left]
     for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(one, two)

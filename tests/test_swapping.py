@@ -435,7 +435,7 @@ def test_a_learnable_sigma_has_the_dtype_of_the_model(dtype: torch.dtype) -> Non
     swap(model, "iglu:learnable=0.5")
     assert model[1].log_sigma.dtype == dtype
     model(torch.randn(3, 4, dtype=dtype)).sum().backward()
-    assert model[1].log_sigma.grad.isfinite().all()
+    assert 0 < model[1].log_sigma.grad.abs() < math.inf
 
 
 def test_dtype_and_device_are_those_of_the_nearest_layer() -> None:

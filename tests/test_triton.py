@@ -161,8 +161,10 @@ def test_a_broken_triton_gives_a_reason_instead_of_an_error(monkeypatch, tmp_pat
 )
 def test_only_cuda_devices_have_gpu_kernels(device, name):
     token = kernels.current.set(kernels.Backend("auto", lambda *_: None))
-    assert kernels.backend_for(torch.device(device)) == name
-    kernels.current.reset(token)
+    try:
+        assert kernels.backend_for(torch.device(device)) == name
+    finally:
+        kernels.current.reset(token)
 
 
 # -- compiled ahead of time --------------------------------------------------------------------------

@@ -370,6 +370,7 @@ def test_bar_charts_and_a_chart_over_sizes_are_drawn(tmp_path: Path) -> None:
     bars = described[0].panels[0].lines[::2]  # each is followed by the line over its quantiles
     assert [bar.x[1] for bar in bars] == [row["ratios"]["relu"]["median"] for row in small]
     paths = [path for figure in write_figures(described, tmp_path) for path in figure.paths[:1]]
+    assert len(paths) == 3
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.with_suffix(".svg").read_text().startswith("<?xml")

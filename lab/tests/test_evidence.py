@@ -42,6 +42,7 @@ def test_recorded_runs_are_complete_and_of_the_grid_of_the_same_name(file: pathl
     planned = {recipe.folder_name for recipe in read_grid(str(file.with_suffix(".toml"))).runs}
     runs, problems = read_runs(file)
     assert problems == []
+    assert runs
     assert {run.name for run in runs} <= planned
     assert all(run.is_complete or run.status == "diverged" for run in runs)
     tasks = [run for run in runs if run.recipe.kind != "continual" and run.status == "finished"]

@@ -188,6 +188,10 @@ def test_every_grid_in_the_docs_is_valid(page: Path, tmp_path: Path) -> None:
             assert read_grid(str(file)).recipes
 
 
+def test_the_docs_have_a_grid() -> None:
+    assert any(part.kind == "toml" for page in PAGES for part in parts(page))
+
+
 @pytest.mark.parametrize("words", every_command("make"))
 def test_every_make_target_in_the_docs_exists(words: list[str]) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

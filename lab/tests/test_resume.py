@@ -327,9 +327,9 @@ def test_a_damaged_side_file_is_set_aside_and_rebuilt(
     assert found.without_timings() == expected.without_timings()
     assert read_run(folder).without_timings() == expected.without_timings()
     starts = (folder / "provenance.jsonl").read_text().splitlines()
-    assert [start for start in starts if '"commit"' not in start] == [
-        '{"torch": "2.10"}'
-    ] or "2.10" not in content
+    kept = ['{"torch": "2.10"}'] if "2.10" in content else []
+    assert [start for start in starts if '"commit"' not in start] == kept
+    assert len(starts) > len(kept) or is_finished
     assert all("torch" in json.loads(start) for start in starts)
     # A resumed run rewrites its metrics in any case.
     if is_finished or content != _THREE_ROWS:

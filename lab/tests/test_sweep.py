@@ -496,13 +496,14 @@ def test_an_unexpected_error_fails_its_run_with_a_traceback(
     monkeypatch.setattr("iglu_lab.sweep.worker.fit", lambda *_, **__: 1 // 0)
     result = run_recipe(RECIPE, data=None, out=tmp_path, report=lambda progress: False)
     assert result.failure.startswith("ZeroDivisionError")
-    assert "run_recipe" in result.traceback or "_attempt" in result.traceback
+    assert result.traceback.rstrip().splitlines()[-1].startswith("ZeroDivisionError")
 
 
 # -- stopped from outside --------------------------------------------------------------------------
 
 # Two runs, of which one waits while the other is stopped.
-LONG = FILE.replace("steps = 3", "steps = 30").replace("seeds = 2", "seeds = 1") + "checkpoint_every = 0.2\n"
+LONG = FILE.replace("steps_per_epoch = 3", "steps_per_epoch = 30").replace("seeds = 2", "seeds = 1")
+LONG += "checkpoint_every = 0.2\n"
 
 
 def _start(target: str, out: Path) -> subprocess.Popen[str]:
@@ -561,10 +562,9 @@ def test_an_interrupted_sweep_resumes_to_the_numbers_of_an_uninterrupted_one(
     found = grid_status(recipes, out)
     assert found.remaining
     if way == "ctrl-c":
-        assert {json.loads(path.read_text())["status"] for path in out.glob("*/state.json")} <= {
-            "stopped",
-            "finished",
-        }
+        states = [json.loads(path.read_text())["status"] for path in out.glob("*/state.json")]
+        assert states
+        assert set(states) <= {"stopped", "finished"}
     run_local(found.remaining, out=out)
     assert _metrics(out) == quiet
 

@@ -785,7 +785,8 @@ def test_an_unknown_recipe_is_an_error_with_the_nearest_known_one(capsys: pytest
 def test_a_compiled_model_gives_the_numbers_of_the_plain_one(tmp_path: Path) -> None:
     recipe = IMAGES.replace(activation="iglu:1", norm=False)
     plain, compiled = fit(recipe, out=tmp_path), fit(recipe.replace(compile=True), out=tmp_path)
-    assert compiled.last["train_loss"] == pytest.approx(plain.last["train_loss"], rel=1e-3)
+    for name in ("train_loss", "test_loss"):
+        assert compiled.last[name] == pytest.approx(plain.last[name], rel=1e-3)
 
 
 _UNDER_TORCHRUN = """

@@ -15,7 +15,7 @@ from torch import nn
 import iglu
 from iglu.zoo import ZOO
 from iglu_lab import cli
-from iglu_lab.bench import cases, timing, timing_tables
+from iglu_lab.bench import cases, timing
 from iglu_lab.bench import steps as training
 from iglu_lab.bench.figures import session_figures
 from iglu_lab.bench.sessions import Session
@@ -353,13 +353,6 @@ def test_markdown_fills_its_section_and_leaves_the_rest(tmp_path: Path) -> None:
     assert "iglu bench --rounds 2" in text
     with pytest.raises(ValueError, match=r"no section 'speed'.*Its sections: paper"):
         command.fill_section(document, "speed", "")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.234, "1.23"), (12.34, "12.3"), (99.96, "100"), (1234.0, "1234")]
-)
-def test_times_have_three_digits(value: float, text: str) -> None:
-    assert timing_tables.three_digits(value) == text
 
 
 def test_bar_charts_and_a_chart_over_sizes_are_drawn(tmp_path: Path) -> None:

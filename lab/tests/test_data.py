@@ -19,7 +19,7 @@ import torch
 from iglu_lab.data import augment, cifar, data_folder, embedded, text
 from iglu_lab.data.augment import Augmentation, Jitter
 from iglu_lab.data.images import Images, ImageSet
-from iglu_lab.data.longtail import class_sizes, class_weights, long_tailed, shot_of
+from iglu_lab.data.longtail import class_sizes, class_weights, long_tailed
 
 PAPER = Augmentation(None, 4, True, Jitter(0.2, 0.2, 0.2, 0.1))
 
@@ -97,10 +97,6 @@ def test_class_weights_are_inverse_to_the_counts_and_sum_to_the_number_of_classe
     weights = class_weights(counts)
     assert weights.sum().item() == pytest.approx(3)
     assert torch.allclose(weights * counts, (weights * counts)[0].expand(3))
-
-
-def test_shots_are_cut_at_100_and_20() -> None:
-    assert shot_of(torch.tensor([101, 100, 20, 19])).tolist() == [0, 1, 1, 2]
 
 
 # -- augmentation ----------------------------------------------------------------------------------

@@ -298,6 +298,7 @@ DRAWN = {
     "function": function_picture,
     "error": error_picture,
     "forest": forest_picture,
+    "tail": functools.partial(report_picture, "comparisons-tail"),
     "plasticity": functools.partial(report_picture, "tasks-plasticity-labels"),
     "derivatives": derivatives_picture,
     "log": log_picture,

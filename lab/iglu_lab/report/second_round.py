@@ -125,7 +125,9 @@ def side_by_side(found: Gathered, titles: Sequence[str], title: str) -> list[Tab
             )  # fmt: skip
         rows.append(cells)
     headers: list[str | tuple[str, str]] = ["comparison"]
-    headers += [(name, column) for name in outcomes for column in ("difference", "outcome")]
+    for name in outcomes:
+        columns = ("difference", "outcome")
+        headers += columns if len(outcomes) == 1 else [(name, column) for column in columns]
     return [Table.of("-".join(titles), title, headers, rows, [_NOTE])] if rows else []
 
 

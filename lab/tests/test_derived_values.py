@@ -335,17 +335,17 @@ def test_a_field_of_a_recipe_has_a_smallest_value(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"),
+    ("recipe", "name", "smallest"),
     [
-        ("gpt2-python", "context"),
-        ("plasticity-labels", "task_epochs"),
-        ("plasticity-labels", "tasks_per_epoch"),
+        ("gpt2-python", "context", 2),  # the last token of a sequence is only predicted
+        ("plasticity-labels", "task_epochs", 1),
+        ("plasticity-labels", "tasks_per_epoch", 1),
     ],
 )
-def test_a_field_of_text_or_tasks_is_at_least_one(recipe: str, name: str) -> None:
-    assert getattr(RECIPES[recipe].replace(**{name: 1}), name) == 1
-    with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
-        RECIPES[recipe].replace(**{name: 0})
+def test_a_field_of_text_or_tasks_has_a_smallest_value(recipe: str, name: str, smallest: int) -> None:
+    assert getattr(RECIPES[recipe].replace(**{name: smallest}), name) == smallest
+    with pytest.raises(UserError, match=f"{name} must be at least {smallest}, got {smallest - 1}"):
+        RECIPES[recipe].replace(**{name: smallest - 1})
 
 
 def test_a_vocabulary_has_more_than_the_256_bytes() -> None:

@@ -509,7 +509,7 @@ def test_fp16_on_a_cpu_raises(tmp_path: Path) -> None:
 
 
 def test_a_model_for_another_kind_of_data_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="gpt2-nano needs text, digits has images"):
+    with pytest.raises(ValueError, match="gpt2-nano needs text, but digits has images"):
         fit(IMAGES.replace(model="gpt2-nano"), out=tmp_path)
     with pytest.raises(ValueError, match=r"model must be one of .*got 'resnet21'. Did you mean"):
         fit(IMAGES.replace(model="resnet21"), out=tmp_path)

@@ -608,6 +608,7 @@ def test_in_a_terminal_the_speed_is_shown(tmp_path: Path) -> None:
     console = Terminal(file=text, width=120, force_terminal=True)
     fit(IMAGES, out=tmp_path, observers=[Display(console)])
     assert "images/s" in text.getvalue()
+    assert "\x1b[" in text.getvalue()  # the line is rewritten in place
 
 
 def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:

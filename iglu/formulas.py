@@ -94,7 +94,7 @@ def _magnitude(size: Tensor, sigma: Sigma) -> Tensor:
     return torch.minimum(size, limit) * scale
 
 
-def _product(x: Tensor, sigma: Sigma) -> Tensor:
+def product(x: Tensor, sigma: Sigma) -> Tensor:
     """u, where 0 times inf gives 0 as in :func:`_magnitude`.  In torch the derivative of |x| at 0 is 0, so a
     function that torch differentiates and that is smooth at 0 must be written in u."""
     if not isinstance(sigma, Tensor):
@@ -247,12 +247,12 @@ def _exact_df_dsigma(x: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _exact_density(x: Tensor, sigma: Sigma) -> Tensor:
-    u = _product(x, sigma)
+    u = product(x, sigma)
     return (1 + u * u).reciprocal() * (1 / math.pi)
 
 
 def _exact_d2f_dx2(x: Tensor, sigma: Sigma) -> Tensor:
-    u = _product(x, sigma)
+    u = product(x, sigma)
     return (1 + u * u).reciprocal().square() * (2 / math.pi)
 
 
@@ -344,9 +344,10 @@ def _rational_root_from_output(y: Tensor, sigma: Sigma, is_below: Tensor, r: Ten
     return torch.where(is_below, 2 * y, above)
 
 
-# Their derivatives by y and by sigma at constant y, in q = x r, s = sign(u) and c = r^2/(2 f'): from
-# dx/dy = 1/f', dx/dsigma = -(q^2/2)/f' and sigma q = s (1 - r).  Differentiating the forms above, torch would
-# get 0 at y = 0 and at sigma = 0, from an absolute value, and NaN where an intermediate result is infinite.
+# The derivatives of df_dx and df_dsigma by y, and by sigma at constant y, in q = x r, s = sign(u) and
+# c = r^2/(2 f'): from dx/dy = 1/f', dx/dsigma = -(q^2/2)/f' and sigma q = s (1 - r).  Torch, differentiating
+# the forms above, would get 0 at y = 0 and at sigma = 0, from an absolute value, and NaN where an
+# intermediate result is infinite.
 
 
 def _rational_terms_from_output(y: Tensor, sigma: Sigma) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,16 +20,17 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any, Literal, TypeGuard
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import _disable_current_modes
 
 from iglu import kernels
-from iglu.formulas import COMPUTE_DTYPE, FAMILIES, Sigma, compute_dtype
+from iglu.formulas import COMPUTE_DTYPE, FAMILIES, Sigma, compute_dtype, product
 from iglu.kernels import autograd, reference
 
 Approximate = Literal["none", "rational"]
@@ -181,8 +182,8 @@ def iglu_glu(
     scale, channel_dim = _prepare(half, sigma, channel_dim, approximate)
     if _is_limit(scale):
         wide = compute_dtype(half.dtype)
-        product: Tensor = _limit(half.to(wide), scale) * other.to(wide)
-        return product.to(half.dtype)
+        limit: Tensor = _limit(half.to(wide), scale) * other.to(wide)
+        return limit.to(half.dtype)
     return _run("glu", gate, up, scale, approximate, channel_dim)
 
 
@@ -204,12 +205,8 @@ def gelu_scaled(x: Tensor, a: Sigma = 1.0, *, channel_dim: int | None = None) ->
         return _limit(x, scale)
     wide = x.to(compute_dtype(x.dtype))
     if isinstance(scale, Tensor):
-        values: Any = reference.widen(reference.broadcast(scale, x, channel_dim), wide.dtype)
-        largest = torch.finfo(wide.dtype).max  # a may contain 0 and inf, and 0 times inf must be 0
-        u = wide.clamp(-largest, largest) * values.clamp(-largest, largest)
-    else:
-        u = wide * scale
-    return (wide * (torch.erfc(u * -math.sqrt(0.5)) / 2)).to(x.dtype)
+        scale = reference.widen(reference.broadcast(scale, x, channel_dim), wide.dtype)
+    return (wide * (torch.erfc(product(wide, scale) * -math.sqrt(0.5)) / 2)).to(x.dtype)
 
 
 def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> float:
@@ -226,17 +223,15 @@ def gain(sigma: float = DEFAULT_SIGMA, approximate: Approximate = "none") -> flo
     """
     check_choice("approximate", approximate, FAMILIES)
     sigma = check_number("sigma", sigma)
-    if sigma == math.inf:
-        return math.sqrt(2)
-    # E f^2 = integral over x > 0 of (f(x)^2 + f(-x)^2) phi(x) = x^2 (p^2 + (1 - p)^2) phi(x), with the tail p
-    # of the gate.  With x = exp(w) the trapezoidal rule converges exponentially for every sigma, since the
-    # integrand is analytic around the real line.  In Python, so that torch's devices and modes do not matter.
-    step, terms = 1 / 16, []
-    for i in range(-14 * 16, 3 * 16):
-        x = math.exp(i * step)
-        p = math.atan2(1, sigma * x) / math.pi if approximate == "none" else 0.5 / (1 + sigma * x)
-        terms.append((p * p + (1 - p) * (1 - p)) * x * x * x * math.exp(-x * x / 2))
-    moment = math.fsum(terms) * step / math.sqrt(2 * math.pi)
+    if _is_limit(sigma):
+        return math.sqrt(2) if sigma else 2.0
+    # E f^2 = integral over x > 0 of (f(x)^2 + f(-x)^2) phi(x); with x = exp(w) the trapezoidal rule
+    # converges exponentially for every sigma, since the integrand is analytic around the real line.
+    step, value = 1 / 64, FAMILIES[approximate].value
+    with _disable_current_modes():  # fake tensors have no values
+        x = torch.exp(torch.arange(-60.0, 4.0, step, dtype=torch.float64, device="cpu"))
+        squares = value(x, sigma) ** 2 + value(-x, sigma) ** 2
+        moment = (squares * torch.exp(-x * x / 2) * x).sum().item() * step / math.sqrt(2 * math.pi)
     return 1 / math.sqrt(moment)
 
 

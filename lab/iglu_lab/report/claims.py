@@ -296,10 +296,7 @@ def _slopes(
     complete = [gain for _, gain in sorted(gains.items()) if len(gain) == len(by_ratio) > 1]
     if not complete:
         ratios = ", ".join(f"{ratio:g}" for ratio in by_ratio)
-        return (
-            INCONCLUSIVE,
-            f"No seed has complete runs of {one} and {other} at all of the ratios {ratios}.",
-        )
+        return INCONCLUSIVE, f"No seed has complete runs of {one} and {other} at all ratios {ratios}."
     found = estimate(statistics.linear_regression(list(gain), list(gain.values())).slope for gain in complete)
     words = f", {lost} of {one} diverged" if lost else ""
     verdict = judge_side(found)
@@ -361,9 +358,8 @@ def _heavier(networks: Mapping[str, Estimate | None]) -> tuple[Verdict, str]:
         for other in (known[model] for model in known.keys() - resnets)
     ]
     is_complete = len(known) == len(networks)
-    return combined(
-        [judge_side(gap) for gap in gaps]
-    ) if is_complete else INCONCLUSIVE, f"{'; '.join(parts)}."
+    verdict = combined([judge_side(gap) for gap in gaps]) if is_complete else INCONCLUSIVE
+    return verdict, f"{'; '.join(parts)}."
 
 
 def _reduced_tails(found: Gathered) -> Judgment | None:
